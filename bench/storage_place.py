@@ -1,4 +1,4 @@
-"""A broker's storage on a directory of its own, for several lives of the broker, and what is put into it."""
+"""A broker's storage on a directory of its own, for several starts of the broker, and what is put into it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.support.memory_store import MemoryStore
+from tests.support.one_disk import OneDisk
 
 NOW = 1_750_000_000_000_000
 
@@ -63,6 +64,7 @@ class Place:
             fail=lambda failure: sys.exit(f"the disk failed: {failure}"),
             supervisor=Supervisor(),
         )
+        await storage.journal.begin_generation(OneDisk())
         try:
             yield storage
         finally:

@@ -127,10 +127,10 @@ async def many_topics(folder: Path, sizes: Sizes) -> list[Row]:
     batch = RecordBatch.encode([b"x" * 100], publish_time=NOW)
     async with place(folder) as here, here.broker(StorageOptions(upload=LATER)) as storage:
         logs = [await here.topic(storage, number) for number in range(1, topics + 1)]
-        before, began = storage.journal.syncs, time.perf_counter()
+        before, began = storage.journal.queue.syncs, time.perf_counter()
         for _ in range(rounds):
             await asyncio.gather(*(log.append(batch) for log in logs))
-        seconds, syncs = time.perf_counter() - began, storage.journal.syncs - before
+        seconds, syncs = time.perf_counter() - began, storage.journal.queue.syncs - before
     detail = f"{rounds * topics / syncs:.0f} share a sync"
     rate = Quantity(rounds * topics / seconds, "per second", detail)
     return [Row(SECTION, f"append one message to each of {topics:,} topics", rate)]

@@ -38,6 +38,7 @@ from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.support.memory_store import MemoryStore
+from tests.support.one_disk import OneDisk
 
 IN_FLIGHT = 8
 OPTIONS = StorageOptions(
@@ -248,14 +249,14 @@ async def merge(storage: BrokerStorage, work: Work, *edges: RemoteMetadata | Kil
         await store_next(storage, log)
     for edge in edges:
         edge.kill_at = work.kill_at
-    await log.housekeeping.merge_segments(None)
+    await log.maintenance.merge_segments(None)
 
 
 async def trickle(storage: BrokerStorage, work: Work) -> None:
     log = await storage.open_topic(work.topics[0], epoch=work.epoch)
     while True:
         await store_next(storage, log)
-        await log.housekeeping.merge_segments(None)
+        await log.maintenance.merge_segments(None)
 
 
 async def main() -> None:
@@ -274,6 +275,7 @@ async def main() -> None:
         fail=lambda failure: os._exit(3),
         supervisor=Supervisor(),
     )
+    await storage.journal.begin_generation(OneDisk())
     if work.task == "produce":
         await produce_all(storage, work)
     elif work.task == "merge":

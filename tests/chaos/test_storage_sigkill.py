@@ -29,6 +29,7 @@ from tests.support.processes import PIPE, start_child
 from tests.support.processes import Child as Process
 from tests.support.storage import contents, expected, numbered
 from tests.support.waiting import PATIENCE_S
+from tests.support.one_disk import OneDisk
 
 LIVES = 200 if IS_LONG else 20
 
@@ -105,7 +106,7 @@ class World:
 
     @asynccontextmanager
     async def broker(self, name: str) -> AsyncIterator[BrokerStorage]:
-        """A life in this process, to look at what is there."""
+        """A broker in this process, to look at what is there."""
         storage = await BrokerStorage.open(
             LocalDisk(self.path / name),
             broker=name,
@@ -115,6 +116,7 @@ class World:
             fail=lambda failure: None,
             supervisor=Supervisor(),
         )
+        await storage.journal.begin_generation(OneDisk())
         try:
             yield storage
         finally:
@@ -292,7 +294,7 @@ async def test_a_merge_killed_at_a_step(world: World, step: str) -> None:
         assert await contents(log) == expected(0, 22)
         await log.append(numbered(22, 23))
         await storage.uploader.flush(log._backlog, 23)
-        assert await log.housekeeping.merge_segments(None) == (0 if is_merged else 23)
+        assert await log.maintenance.merge_segments(None) == (0 if is_merged else 23)
         assert await contents(log) == expected(0, 23)
         await check_objects(world, log)
 
@@ -322,7 +324,7 @@ async def test_merges_killed_at_random_moments(world: World) -> None:
 async def check_objects(world: World, log: TopicLog) -> None:
     """After a sweep, the folder has what is registered and nothing else."""
     await log._parts.uploader.flush(log._backlog, log.next_offset)
-    await log.housekeeping.sweep_orphans(now_ms=1 << 50)
+    await log.maintenance.sweep_orphans(now_ms=1 << 50)
     store = ObjectStore.open(f"file://{world.path}/objects")
     registered = [segment.key for segment in await log.segments()]
     assert sorted([info.key async for info in store.list("topics")]) == registered

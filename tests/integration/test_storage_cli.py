@@ -30,6 +30,7 @@ from tests.support.brokers import BrokerProcess, Cluster, sava
 from tests.support.messages import write
 from tests.support.objects import S3Server, s3_server
 from tests.support.storage import LAZY, numbered
+from tests.support.one_disk import OneDisk
 
 __all__ = ["s3_server"]
 
@@ -96,6 +97,7 @@ class World:
             supervisor=Supervisor(),
         )
         try:
+            await storage.journal.begin_generation(OneDisk())
             for epoch, batch in enumerate((numbered(0, 10), numbered(10, 22), numbered(22, 30)), 1):
                 log = await storage.open_topic(topic, epoch=epoch)
                 await log.append(batch)

@@ -31,6 +31,7 @@ from tests.support.brokers import FAST, storage_in
 from tests.support.network import free_ports
 from tests.support.storage import EAGER, LAZY, TOPIC, append_each, contents, expected, numbered
 from tests.support.waiting import HURRIES, PATIENCE_S
+from tests.support.one_disk import OneDisk
 
 NAME = InspectedTopic(TOPIC.namespace, TOPIC.name)
 
@@ -108,7 +109,7 @@ class World:
     async def storage(
         self, name: str, metadata: MetadataStore, options: StorageOptions = LAZY
     ) -> AsyncIterator[BrokerStorage]:
-        """One life of a broker's storage."""
+        """A broker's storage from its start to its stop."""
         failures: list[BaseException] = []
         storage = await BrokerStorage.open(
             LocalDisk(self.path / name),
@@ -119,6 +120,7 @@ class World:
             fail=failures.append,
             supervisor=Supervisor(),
         )
+        await storage.journal.begin_generation(OneDisk())
         try:
             yield storage
         finally:

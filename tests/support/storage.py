@@ -20,6 +20,7 @@ from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
 from sava.wal import Disk, LocalDisk
 from tests.support.memory_store import MemoryStore
+from tests.support.one_disk import OneDisk
 
 TOPIC = TopicKey("default", "orders", 7)
 OTHER = TopicKey("default", "payments", 8)
@@ -88,7 +89,7 @@ class Cluster:
     async def start(
         self, broker: str = "a", options: StorageOptions = LAZY, *, disk: Disk | None = None
     ) -> BrokerStorage:
-        return await BrokerStorage.open(
+        storage = await BrokerStorage.open(
             disk or LocalDisk(self.path / broker),
             broker=broker,
             store=self.store,
@@ -97,12 +98,14 @@ class Cluster:
             fail=self.failures.append,
             supervisor=Supervisor(),
         )
+        await storage.journal.begin_generation(OneDisk())
+        return storage
 
     @asynccontextmanager
     async def broker(
         self, broker: str = "a", options: StorageOptions = LAZY, *, disk: Disk | None = None
     ) -> AsyncIterator[BrokerStorage]:
-        """One life of a broker."""
+        """A broker from its start to its stop."""
         storage = await self.start(broker, options, disk=disk)
         try:
             yield storage

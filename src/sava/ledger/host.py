@@ -132,7 +132,7 @@ class LedgerHost:
         if not incarnation:
             return
         self._incarnation = incarnation
-        self._journal.expect_life()
+        self._journal.queue.expect_generation()
         self._beginning = spawn(self._begin(incarnation), name=f"ledger {incarnation}", failed=self._fail)
 
     async def _begin(self, incarnation: int) -> None:
@@ -157,7 +157,7 @@ class LedgerHost:
         members, qw, qa = await self._members(earlier)
         recent = RecentBytes(self._options.window_bytes, self._grown)
         tap = recent.tap if len(members) > 1 else None
-        start = await self._journal.set_tap(tap)
+        start = await self._journal.queue.set_tap(tap)
         recent.begin(start)
         if self._generations.get(ledger.incarnation) is not None:
             self._check_not_ended(ledger)
@@ -174,9 +174,9 @@ class LedgerHost:
             own_log=OwnLog(
                 recent=recent,
                 older=self._older,
-                set_tap=self._journal.set_tap,
+                set_tap=self._journal.queue.set_tap,
                 is_tapped=tap is not None,
-                committed=self._journal.committed,
+                committed=self._journal.queue.committed,
             ),
             options=self._options,
             fenced=self._fenced,
@@ -184,10 +184,11 @@ class LedgerHost:
         )
         self.owned.start()
         self.owned.grown()
-        await self._journal.begin_life(self.owned, [batch for _, batches in reappended for batch in batches])
+        frames = [batch for _, batches in reappended for batch in batches]
+        await self._journal.begin_generation(self.owned, frames)
         for generation, _ in reappended:
             await self._generations.change(
-                generation.incarnation, partial(_changed, reappended=await self._journal.drained())
+                generation.incarnation, partial(_changed, reappended=await self._journal.queue.drained())
             )
         log.info("ledgers: open ledger=%s from=%d disks=%s", ledger, start, ",".join(members))
 
@@ -356,7 +357,7 @@ class LedgerHost:
         beginning, self._beginning = self._beginning, None
         await cancelled(beginning)
         why = LedgerFenced(LedgerId(self._broker, self._incarnation))
-        self._journal.fail_waiting(why)
+        self._journal.queue.fail_waiting(why)
         await self._stop(why)
 
     async def _stop(self, why: BaseException) -> Ended | None:
@@ -372,9 +373,9 @@ class LedgerHost:
             return None
         owned.stop()
         self._degraded_before += owned.degraded_s
-        self._journal.end_life(why)
-        end = await self._journal.drained()
-        await self._journal.set_tap(None)
+        self._journal.end_generation(why)
+        end = await self._journal.queue.drained()
+        await self._journal.queue.set_tap(None)
         self._needs_replay = True
         ended = self._ended[owned.owner.ledger.incarnation] = Ended(end, owned.owner.commit)
         await self._try_to_write_ends()
@@ -427,7 +428,7 @@ class LedgerHost:
 
     async def _forget_earlier(self) -> None:
         """Of the ledgers whose messages are all in registered segments."""
-        if not self._journal.is_alive:
+        if not self._journal.queue.has_generation:
             return
         never_opened = [
             generation.incarnation for generation in self._generations if generation.closed is None
@@ -448,7 +449,7 @@ class LedgerHost:
                 await self._records.remove(ledger, revision=stored.revision)
             if (
                 generation.uncommitted_tail is not None
-                and await self._journal.first() < generation.uncommitted_tail[1]
+                and await self._journal.queue.first() < generation.uncommitted_tail[1]
             ):
                 continue  # the next start must know what to leave out
             await self._generations.forget(generation.incarnation)

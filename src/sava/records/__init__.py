@@ -4,15 +4,12 @@ journal.
 Pure: no I/O, no clock. The format is specified in ``docs/design/record-batch.md``.
 
 ===============  =====================================================================
-``message``      a message as applications see it
+``message``      a message as applications see it, and columns → messages
 ``header``       the fixed header, and which part of it is the broker's
 ``columns``      which columns there are and how each may be encoded
-``buffers``      values or Arrow arrays → the buffers of a column
-``encoder``      columns → the bytes of a batch
-``compression``  the body, compressed; bounded on the way back
+``encoder``      values or Arrow arrays → columns → the bytes of a batch
 ``decoder``      the bytes of a body → checked columns
 ``single``       both ways for one plain message, without Arrow
-``values``       columns → Python objects
 ``batch``        RecordBatch, over all of these
 ===============  =====================================================================
 """

@@ -16,12 +16,12 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 import google_crc32c
+import msgspec
 import pyarrow as pa
 
-from sava.records import single, values
+from sava.records import single
 from sava.records.columns import PRODUCER, PUBLISH_TIME, STORED_COLUMNS, Column, Encoding, join, schema_of
-from sava.records.compression import decompress
-from sava.records.decoder import publish_time_range, read_columns
+from sava.records.decoder import decompress, publish_time_range, read_columns
 from sava.records.encoder import (
     BatchPlace,
     EncodedBody,
@@ -41,7 +41,7 @@ from sava.records.header import (
     check_header,
     peek_header,
 )
-from sava.records.message import Message, Origin
+from sava.records.message import Message, Origin, messages_of, payloads_of
 
 T = TypeVar("T")
 
@@ -201,7 +201,8 @@ class RecordBatch:
 
     @property
     def header(self) -> Header:
-        self._sealed()
+        if self._data is None:  # a slice knows its length when it is put together
+            self._sealed()
         return self._header
 
     @property
@@ -267,13 +268,13 @@ class RecordBatch:
     # -- reading ---------------------------------------------------------------------
 
     def payloads(self) -> list[bytes]:
-        return values.payloads(self._decoded())
+        return payloads_of(self._decoded())
 
     def messages(self, topic: str | None = None) -> Iterator[Message]:
         """The messages in order, with their offsets if assigned, and ``topic`` if given."""
         header = self._header
         offsets = range(header.base_offset, header.next_offset) if header.is_assigned else repeat(None)
-        return values.messages(self._decoded(), header.count, offsets, topic)
+        return messages_of(self._decoded(), header.count, offsets, topic)
 
     __iter__ = messages
 
@@ -316,7 +317,7 @@ class RecordBatch:
 
     def assigned(self, *, topic_id: int, epoch: int, base_offset: int) -> RecordBatch:
         """The same batch at its place in a topic. It shares the bytes of this one: see ``buffers``."""
-        header = self.header.replace(topic_id=topic_id, epoch=epoch, base_offset=base_offset)
+        header = msgspec.structs.replace(self.header, topic_id=topic_id, epoch=epoch, base_offset=base_offset)
         check_header(header)
         return RecordBatch(header, self._data, None, header.prefix())
 
@@ -387,7 +388,7 @@ class RecordBatch:
 
     def _rest(self) -> Any:
         """The sealed part. pa.Buffer lends its memory to checksums; a memoryview would have to be copied."""
-        data = self._sealed()
+        data = self._sealed() if self._data is None else self._data
         if type(data) is bytes and len(data) <= single.SMALL:
             return data[PREFIX_BYTES:]
         return pa.py_buffer(data).slice(PREFIX_BYTES)

@@ -5,6 +5,12 @@ module before its offsets are known to be ascending and within the data, its tex
 to be long enough; all of that is checked by Arrow's own vectorised ``validate(full=True)``, and none of it
 can be switched off. What Arrow cannot know (columns that belong together, limits, no byte left over) is
 checked here.
+
+**Decompression.** The size before compression is declared in the header and bounded there; here the bytes
+must turn out to be exactly as many. That is not a formality: ``pyarrow.Codec.decompress`` allocates the
+declared size and, for LZ4, does not look at how much of it was filled, so that a body declared too long would
+show its reader what the allocator had there before. The stream reader counts what it gets. For ZSTD pyarrow
+itself refuses a size that is not met.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from sava.records.columns import (
     map_array,
 )
 from sava.records.errors import BatchCorrupt, BatchTooLarge
-from sava.records.header import MAX_BATCH_BYTES, Header
+from sava.records.header import MAX_BATCH_BYTES, Compression, Header
 
 _INT32 = struct.Struct("<i")
 _INT64 = struct.Struct("<q")
@@ -145,3 +151,17 @@ def _check_origin(cluster: Column, offset: Column) -> None:
         cluster.encoding is Encoding.NULLABLE and not cluster.array.is_null().equals(offset.array.is_null())
     ):
         raise BatchCorrupt("origin cluster and origin offset are not given together")
+
+
+def decompress(codec: Compression, body: Any, size: int) -> Any:
+    """A pa.Buffer of exactly ``size`` bytes. Raises BatchCorrupt."""
+    try:
+        if codec is Compression.ZSTD:
+            return pa.Codec("zstd").decompress(body, decompressed_size=size)
+        with pa.CompressedInputStream(pa.BufferReader(body), "lz4") as stream:
+            plain = stream.read_buffer(size)
+            if len(plain) != size or stream.read(1):
+                raise BatchCorrupt(f"the body does not decompress to the {size} bytes it declares")
+            return plain
+    except (OSError, pa.ArrowException) as error:
+        raise BatchCorrupt(f"the body does not decompress: {error}") from None

@@ -29,7 +29,7 @@ class BatchTooLarge(CallerError):
 
 
 class UnsupportedBatch(CallerError):
-    """Well formed as far as can be told, but made by a newer version of the format."""
+    """Well formed as far as this version can say, but made by a newer version of the format."""
 
     def __init__(self, what: str, value: int) -> None:
         super().__init__(f"record batch not supported by this version of Sava: {what} {value}")

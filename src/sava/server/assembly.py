@@ -217,8 +217,7 @@ class BrokerParts:
             store=self.objects,
             metadata=self.store,
             options=storage_options(self.config, self._metrics),
-            void=self._generations.uncommitted_tails,
-            is_mirrored=True,
+            uncommitted_tails=self._generations.uncommitted_tails,
             fail=self.node.fail,
             supervisor=self.supervisor,
         )
@@ -529,7 +528,7 @@ class BrokerParts:
             ("topics", self._close_topics),
             ("registration", self.registrar.close),
             ("journal", self.mirrored.lost),
-            ("journal records", self.journals.close),
+            ("ledger records", self.journals.close),
             ("cluster view", self.view.close),
         )
         is_in_order = True

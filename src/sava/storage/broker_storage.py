@@ -15,7 +15,6 @@ from types import MappingProxyType
 
 from sava.errors import RetryableError
 from sava.metadata.store import MetadataStore
-from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog, TenureGuard, is_held
 from sava.storage.errors import Fenced
 from sava.storage.journal import Journal, JournalOptions
@@ -30,6 +29,7 @@ from sava.storage.orphans import (
     topic_states,
 )
 from sava.storage.segment import SegmentReader
+from sava.storage.tiered import BatchCache
 from sava.storage.topic_log import LogDependencies, LogStatus, TopicLog
 from sava.storage.types import TopicKey, TopicState
 from sava.storage.uploader import Uploader, UploadOptions
@@ -86,15 +86,19 @@ class BrokerStorage:
         store: ObjectStore,
         metadata: MetadataStore,
         options: StorageOptions = StorageOptions(),  # noqa: B008 (frozen)
-        void: Sequence[tuple[int, int]] = (),
-        is_mirrored: bool = False,
+        uncommitted_tails: Sequence[tuple[int, int]] = (),
         fail: Callable[[BaseException], None],
         supervisor: Supervisor,
     ) -> BrokerStorage:
-        """Recover the journal. ``void`` and ``is_mirrored``: see ``Journal.open``. ``fail`` is called at most
-        once, when the disk has failed: stop the process."""
+        """Recover the journal; topics can be opened when its first generation has begun.
+        ``uncommitted_tails``: see ``Journal.open``. ``fail`` is called at most once, when the disk has
+        failed: stop the process."""
         journal = await Journal.open(
-            disk, broker=broker, options=options.journal, void=void, is_mirrored=is_mirrored, fail=fail
+            disk,
+            broker=broker,
+            options=options.journal,
+            uncommitted_tails=uncommitted_tails,
+            fail=fail,
         )
         return cls(journal, store, metadata, options, supervisor)
 
@@ -122,7 +126,7 @@ class BrokerStorage:
         """Topics that are not open here and of which the journal holds messages. They keep the journal from
         being trimmed until they are opened, let go (``release_leftovers``), or discarded by a caller that
         knows that they are gone."""
-        return [topic_id for topic_id in self._journal.topic_ids if not self._is_in_use(topic_id)]
+        return [topic_id for topic_id in self._journal.holdings.topic_ids if not self._is_in_use(topic_id)]
 
     async def is_held(self) -> bool:
         """Whether segments are to stay as they are (see ``hold``)."""
@@ -135,9 +139,9 @@ class BrokerStorage:
 
     async def open_topic(self, topic: TopicKey, *, epoch: int, guard: TenureGuard | None = None) -> TopicLog:
         """Take the topic over under this epoch, for as long as ``guard`` holds. An older opening of it here
-        ends first: its in-flight appends resolve before anybody counts where the journal ends. Waits until
-        the journal has a life. Raises as ``TopicLog.open``, and TopicBusy."""
-        await self._journal.has_life()
+        ends first: its in-flight appends resolve before it is counted where the journal ends. Waits until
+        the journal has a generation. Raises as ``TopicLog.open``, and TopicBusy."""
+        await self._journal.queue.wait_for_generation()
         topic_id = topic.topic_id
         if topic_id in self._busy:
             raise TopicBusy(f"topic {topic.path} is being opened or let go")
@@ -171,8 +175,8 @@ class BrokerStorage:
         returns those of which it holds nothing any more. Ids from ``ids_end`` on were not given out by this
         metadata store: such topics are another cluster's, and left alone. When the metadata store cannot be
         read, that is raised and nothing is let go. For a broker that has started, and then from time to time;
-        between two lives of the journal nothing is done."""
-        if not self._journal.is_alive:
+        between two generations of the journal nothing is done."""
+        if not self._journal.queue.has_generation:
             return []
         held = [topic_id for topic_id in self.leftovers if topic_id < ids_end]
         if not held:
@@ -181,10 +185,10 @@ class BrokerStorage:
         for topic_id in held:
             if not self._is_in_use(topic_id):  # it may have been opened meanwhile
                 await self._let_go(topic_id, states.get(topic_id))
-        return [topic_id for topic_id in held if topic_id not in self._journal.topic_ids]
+        return [topic_id for topic_id in held if topic_id not in self._journal.holdings.topic_ids]
 
     async def _let_go(self, topic_id: int, state: TopicState | None) -> None:
-        epoch = self._journal.index(topic_id).epoch
+        epoch = self._journal.holdings.index(topic_id).epoch
         release, disown = needless(state, storage_id=self.identity.storage_id, epoch=epoch)
         self._busy.add(topic_id)
         try:

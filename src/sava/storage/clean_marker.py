@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -41,6 +40,7 @@ from sava.errors import HostError, RetryableError
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced, MarkDirtyFailed
 from sava.storage.types import TopicState
+from sava.tasks import Backoff
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,8 @@ class _Record(Enum):
 
 
 class CleanMarker:
-    """Of one TopicLog, and owned by its event loop. At most one write is on its way."""
+    """Marks one topic clean and dirty, for its TopicLog. Owned by the event loop; at most one write is on its
+    way."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class CleanMarker:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._failures = 0
+        self._retry = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._is_closed = False
         if self._record is _Record.IN_DOUBT:
             self.soon()
@@ -106,7 +107,7 @@ class CleanMarker:
             self._advance()
 
     def _advance(self) -> None:
-        """The line moves on by one, or the wake that it waits for begins, or there is no line."""
+        """The line moves on by one, or the write that it waits for begins, or there is no line."""
         if not self._waiters:
             self.is_on = self._record is not _Record.DIRTY
         elif self._record is _Record.DIRTY:
@@ -158,7 +159,8 @@ class CleanMarker:
             )
             self._again()
         else:
-            self._record, self._failures = _Record.CLEAN, 0
+            self._record = _Record.CLEAN
+            self._retry.reset()
         self._task = None
         self._advance()
 
@@ -175,13 +177,15 @@ class CleanMarker:
                 self._again()
             self._refuse(error)
         else:
-            self._record, self._failures = _Record.DIRTY, 0
+            self._record = _Record.DIRTY
+            self._retry.reset()
             self.soon()
         self._task = None
         self._advance()
 
     def _refuse(self, error: Exception) -> None:
-        """All who wait now. The wake may take effect or not; nothing was appended, so they may try again."""
+        """Fail all appends that wait now. The write may take effect or not; nothing was appended, so a
+        producer may repeat them."""
         if not isinstance(error, RetryableError | HostError):
             cause, error = (
                 error,
@@ -196,9 +200,7 @@ class CleanMarker:
     def _again(self) -> None:
         """After a pause that grows, and is not the same for all: topics that lost the metadata store together
         do not come back in step."""
-        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._failures)
-        self._failures = min(self._failures + 1, 10)
-        self._arm(pause_s * random.uniform(0.5, 1))
+        self._arm(self._retry.next())
 
     # -- ending ----------------------------------------------------------------------------------
 

@@ -1,26 +1,25 @@
-"""CommitQueue: group commit for a journal, from the queue of a record to its answer.
+"""CommitQueue: group commit for a journal, from the queue of a record to its outcome.
 
-    put ─▶ written, synced with its group ─▶ on enough disks ─▶ answered, in the order of the calls
-           └─ refused: the disk is full ──── answered behind what was written before it ─┘
+    put ─▶ written, synced with its group ─▶ on enough disks ─▶ completed, in the order of the calls
+           └─ refused: the disk is full ──── completed behind what was written before it ─┘
 
 **Full disk.** From the first refusal on the log refuses everything (why: see ``journal``), and so does this
-queue, until the refused caller has its answer and the queue behind it is empty.
+queue, until the refused caller has its outcome and the queue behind it is empty.
 
-**Quorum.** Without mirrors a frame that is durable here is answered at once. A journal that others mirror
-waits until enough of them have it, too; which they are and how many is decided above (``ledger``). The order
-of answers does not change: the refusal of the disk is answered behind what was written before it, and not
-sooner:
+**Quorum.** A record that is durable here waits until enough disks have it; which they are and how many is
+decided above (``ledger``), and a broker without mirrors is a quorum of one. The order of completions does not
+change: the refusal of the disk is reported behind what was written before it, and not sooner:
 
-    a  10..20  durable here, not yet elsewhere
-    b  20..21  refused: the disk is full
-    answer b   the topic takes everything in flight for failed, and gives out 10 again → a and its successor
-               are two messages at one offset
+    a  10..20     durable here, not yet elsewhere
+    b  20..21     refused: the disk is full
+    complete b    the topic takes everything in flight for failed, and gives out 10 again → a and its
+                  successor are two messages at one offset
 
-**Lives.** Within one life of a journal, what is written is one stream that the same disks hold. A journal
-that is mirrored accepts nothing before its first life and nothing between two. A life ends by a fence of
+**Generations.** Within one generation of a journal, what is written is one stream that the same disks hold.
+A journal accepts nothing before its first generation and nothing between two. A generation ends by a fence of
 another broker, with the broker's registration, or with the process. What was in flight then is not
-acknowledged, and the broker that ended the life decides whether it happened. Topics that were opened
-in a life end with it.
+acknowledged, and the broker that ended the generation decides whether it happened. Topics that were opened
+in a generation end with it.
 
 A failed write or sync is final: ``fail`` is called once, and the process must stop.
 """
@@ -50,7 +49,8 @@ class NotCommittable(RetryableError):
 
 
 class AckQuorum(Protocol):
-    """Of one life. Called on the event loop."""
+    """The disks of one generation. Called on the event loop. A Protocol, as the ledger stands above storage
+    and implements it."""
 
     @property
     def is_degraded(self) -> bool:
@@ -92,7 +92,7 @@ class OrderedLog(Log):
 
 @dataclass(slots=True, eq=False)
 class QueuedRecord:
-    """A record of the journal between the queue and its answer."""
+    """A record of the journal until its caller has the outcome."""
 
     size: int
     done: Done
@@ -101,7 +101,7 @@ class QueuedRecord:
     positions: list[int] = field(default_factory=list)
     """Where the record is, once it is written."""
     outcome: BaseException | None = None
-    """Of the disk, while the quorum is waited for."""
+    """What the disk said; final when the quorum is far enough."""
     end: int = 0
     """Where the quorum must be. Of something refused: where what was before it ends."""
 
@@ -113,40 +113,40 @@ class CommitQueue:
         self,
         log: OrderedLog,
         *,
-        is_mirrored: bool,
         observe: Observe | None,
-        answer: Callable[[QueuedRecord, BaseException | None], None],
-        moved: Callable[[int], None],
-        answered: Callable[[], None],
+        complete: Callable[[QueuedRecord, BaseException | None], None],
+        advanced: Callable[[int], None],
+        has_room: Callable[[], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """``answer`` is called for each record, in order. ``moved`` gets a position before which everything
-        is committed and answered; ``answered`` is called when answers may have made room."""
+        """``complete`` is called for each record, in order. ``advanced`` gets a position before which
+        everything is committed and completed; ``has_room`` is called when completions may have made room."""
         self._loop = asyncio.get_running_loop()
         self._log = log
-        self._answer_record = answer
-        self._moved = moved
-        self._answered = answered
+        self._complete = complete
+        self._advanced = advanced
+        self._has_room = has_room
         self._fail = fail
         self._is_full = False
         self._is_reopening = False
         self._fullness = Fullness("journal", "messages are refused")
-        self._waiting: deque[QueuedRecord] = deque()
-        """Answers of the disk, in order, until the quorum has what they are about."""
-        self._waiting_end = 0
+        self._uncommitted: deque[QueuedRecord] = deque()
+        """Records that the disk has written or refused, in order, until the quorum has what they are
+        about."""
+        self._uncommitted_end = 0
         self.quorum: AckQuorum | None = None
-        self._between_lives: BaseException | None = None
-        if is_mirrored:
-            self._between_lives = NotCommittable("the journal is not open yet")
-        self.is_alive = not is_mirrored
+        """None before the first generation; that of the last one after it has ended."""
+        self._not_begun: BaseException | None = NotCommittable("the journal is not open yet")
+        """Why there is no generation now."""
+        self.has_generation = False
         """Whether topics can be opened."""
         self._openers: list[asyncio.Future[None]] = []
-        """Callers that wait for the next life."""
-        self._no_life: BaseException | None = None
-        """Why no life is to come before another one is expected."""
+        """Callers that wait for the next generation."""
+        self._not_expected: BaseException | None = None
+        """Why no generation will begin before another one is expected."""
         self.is_closed = False
         self.failure: BaseException | None = None
-        self.refusal: BaseException | None = self._between_lives
+        self.refusal: BaseException | None = self._not_begun
         """Why nothing is accepted; None: records are accepted, if there is room."""
         self.syncs = 0
         """Groups that became durable, for figures."""
@@ -156,95 +156,90 @@ class CommitQueue:
 
     def _update_refusal(self) -> None:
         """After each change of what it depends on."""
-        if self.failure is not None:
-            self.refusal = self.failure
-        elif self.is_closed:
+        self.refusal = self.failure or self._not_begun
+        if self.failure is None and self.is_closed:
             self.refusal = LogClosed("the journal is closed")
-        else:
-            self.refusal = self._between_lives
+        elif self.refusal is None and self._is_full:
+            self.refusal = DiskFull("the journal's disk is full")
 
     def check(self) -> None:
-        """Raises why a frame would fail: DiskFull, NotCommittable."""
-        if self._is_full:
-            raise DiskFull("the journal's disk is full")
-        if self.quorum is not None:
-            self.quorum.check()
+        """Raises why nothing is accepted. Without the trace of those who were refused with it before, which
+        would keep all that their frames refer to."""
+        if self.refusal is not None:
+            raise self.refusal.with_traceback(None)
 
     def put(self, kind: int, payload: Buffers, record: QueuedRecord) -> None:
-        """Queue the record; ``answer`` gets it with None when it is committed."""
+        """Queue the record; ``complete`` gets it with None when it is committed."""
         self._writer.append([(kind, payload)], partial(self._written, record), positions=record.positions)
 
-    # -- answering ---------------------------------------------------------------------------
+    # -- completing --------------------------------------------------------------------------
 
-    def _deliver(self, complete: Callable[[], None]) -> None:
+    def _deliver(self, finish_group: Callable[[], None]) -> None:
         """(On the writer's thread.) One call into the loop for each group."""
-        self._loop.call_soon_threadsafe(self._complete_group, complete)
+        self._loop.call_soon_threadsafe(self._finish_group, finish_group)
 
-    def _complete_group(self, complete: Callable[[], None]) -> None:
+    def _finish_group(self, finish_group: Callable[[], None]) -> None:
         self.syncs += 1
-        complete()
-        if self.quorum is not None and self._waiting:
+        finish_group()
+        if self.quorum is not None and self._uncommitted:
             # Another thread's, but a fact: it only grows, and only after a sync.
-            self._tell(self.quorum.durable(self._log.durable_end))
-        self._answered()
+            self.committed(self.quorum.durable(self._log.durable_end))
+        else:
+            self._has_room()
 
     def _written(self, record: QueuedRecord, outcome: BaseException | None) -> None:
         """The disk has answered; mirrors may have to answer, too."""
         if isinstance(outcome, DiskFull):
             self._is_full = True
+            self._update_refusal()
             self._fullness.refused(outcome)
         elif outcome is not None:
             self.failed(outcome)
         elif self._fullness.is_full:
             self._fullness.passed()
-        if self._between_lives is not None:
-            self._answer(record, outcome or self._between_lives)
-        elif self.quorum is None:
-            self._answer(record, outcome)
-        else:
-            if record.positions:
-                self._waiting_end = max(self._waiting_end, record.positions[0] + record.size)
-            record.end, record.outcome = self._waiting_end, outcome
-            self._waiting.append(record)
-            if self.failure is not None:
-                self._fail_uncommitted(self.failure)
+        if self._not_begun is not None:
+            self._finish(record, outcome or self._not_begun)
+            return
+        if record.positions:
+            self._uncommitted_end = max(self._uncommitted_end, record.positions[0] + record.size)
+        record.end, record.outcome = self._uncommitted_end, outcome
+        self._uncommitted.append(record)
+        if self.failure is not None:
+            self._fail_uncommitted(self.failure)
 
-    def _answer(self, record: QueuedRecord, outcome: BaseException | None) -> None:
+    def _finish(self, record: QueuedRecord, outcome: BaseException | None) -> None:
         if isinstance(outcome, DiskFull):
             self._reopen()
         try:
-            self._answer_record(record, outcome)
-        except Exception as error:  # noqa: BLE001 (the others of the group must have their answers, too)
+            self._complete(record, outcome)
+        except Exception as error:  # noqa: BLE001 (the others of the group must have their outcomes, too)
             self.failed(error)
 
-    def _tell(self, position: int) -> None:
-        """What lies before the position is committed."""
-        waiting = self._waiting
-        while waiting and waiting[0].end <= position:
-            record = waiting.popleft()
-            self._answer(record, record.outcome)
-        self._moved(position)
+    def committed(self, position: int) -> None:
+        """The quorum has moved to this position: what lies before it is committed."""
+        uncommitted = self._uncommitted
+        while uncommitted and uncommitted[0].end <= position:
+            record = uncommitted.popleft()
+            self._finish(record, record.outcome)
+        self._advanced(position)
+        self._has_room()
 
     def _fail_uncommitted(self, error: BaseException) -> None:
         """Nothing of it will be acknowledged. What the disk refused was refused for that reason."""
-        while self._waiting:
-            record = self._waiting.popleft()
-            self._answer(record, record.outcome or error)
-
-    def committed(self, position: int) -> None:
-        """The quorum has moved to this position."""
-        self._tell(position)
-        self._answered()
+        while self._uncommitted:
+            record = self._uncommitted.popleft()
+            self._finish(record, record.outcome or error)
 
     def _reopen(self) -> None:
         """A caller learned that the disk was full. The queue opens when everything that was queued behind the
-        refused frame is answered; all of it is by then, since it waits for the same position."""
+        refused frame is completed; all of it is by then, since it waits for the same position."""
         if not self._is_reopening and not self.is_closed:
             self._is_reopening = True
             self._writer.run(lambda _: self._log.accept_again(), self._reopened)
 
     def _reopened(self, outcome: BaseException | None) -> None:
         self._is_full = self._is_reopening = False
+        self._update_refusal()
         if outcome is not None:
             self.failed(outcome)
 
@@ -254,20 +249,20 @@ class CommitQueue:
             self._update_refusal()
             self._fail(failure)
 
-    # -- lives -------------------------------------------------------------------------------
+    # -- generations -------------------------------------------------------------------------
 
     def trimmable(self, floor: int) -> int:
         """How much of what lies before the floor may go now."""
-        if self._between_lives is not None:
+        if self._not_begun is not None or self.quorum is None:
             return 0
-        return floor if self.quorum is None else min(floor, self.quorum.trimmable(floor))
+        return min(floor, self.quorum.trimmable(floor))
 
-    async def has_life(self) -> None:
+    async def wait_for_generation(self) -> None:
         """Until topics can be opened. Raises what ``fail_waiting`` was given, also to callers that come after
-        it, until a life is expected again."""
-        if self._no_life is not None:
-            raise self._no_life
-        if not self.is_alive:
+        it, until a generation is expected again."""
+        if self._not_expected is not None:
+            raise self._not_expected.with_traceback(None)
+        if not self.has_generation:
             opener: asyncio.Future[None] = self._loop.create_future()
             self._openers.append(opener)
             try:
@@ -276,39 +271,39 @@ class CommitQueue:
                 self._openers.remove(opener)
 
     def fail_waiting(self, why: BaseException) -> None:
-        """The expected life will not begin: a caller that still waits would keep others from beginning
+        """The expected generation will not begin: a caller that still waits would keep others from beginning
         the next one, and so would one that is about to wait."""
-        self._no_life = why
+        self._not_expected = why
         for opener in self._openers:
             if not opener.done():
                 opener.set_exception(why)
 
-    def expect_life(self) -> None:
-        """One is about to begin."""
-        self._no_life = None
+    def expect_generation(self) -> None:
+        """One is about to begin: it may be waited for."""
+        self._not_expected = None
 
-    def begin_life(self, quorum: AckQuorum) -> None:
+    def begin_generation(self, quorum: AckQuorum) -> None:
         """Records are accepted; topics are not to be opened yet."""
-        self.expect_life()
+        self.expect_generation()
         self.quorum = quorum
-        self._between_lives = None
+        self._not_begun = None
         self._update_refusal()
 
-    def live(self) -> None:
-        """Topics can be opened."""
-        self.is_alive = True
+    def open_topics(self) -> None:
+        """What had to come first in the generation is committed: topics can be opened."""
+        self.has_generation = True
         for opener in self._openers:
             if not opener.done():
                 opener.set_result(None)
 
-    def end_life(self, why: BaseException) -> None:
-        """What is in flight, and what comes until the next life, fails with this."""
-        self._between_lives = why
+    def end_generation(self, why: BaseException) -> None:
+        """What is in flight, and what comes until the next generation, fails with this."""
+        self._not_begun = why
         self._update_refusal()
-        self.is_alive = False
+        self.has_generation = False
         self.fail_waiting(why)
         self._fail_uncommitted(why)
-        self._answered()
+        self._has_room()
 
     # -- on the writer's thread, behind everything that is queued ------------------------------
 
@@ -353,12 +348,12 @@ class CommitQueue:
         self._writer.run(lambda log: log.trim(floor), done)
 
     async def close(self) -> None:
-        """Finish what is queued; a record without an answer then never gets one from a quorum."""
+        """Finish what is queued; a record that is uncommitted then stays so."""
         self.is_closed = True
         self._update_refusal()
-        self._answered()
+        self._has_room()
         await asyncio.to_thread(self._writer.close)
-        await asyncio.sleep(0)  # the last answers of the disk
+        await asyncio.sleep(0)  # the last outcomes of the disk
         self._fail_uncommitted(
             ClosedUncommitted("the journal was closed before this was known to be committed")
         )

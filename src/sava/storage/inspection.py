@@ -169,9 +169,9 @@ class TopicView(msgspec.Struct, frozen=True, kw_only=True):
     def _faults_of(self, segment: Segment, state: TopicState) -> Iterator[str]:
         if segment.topic_id != state.topic_id:
             yield f"{segment.key} is of topic id {segment.topic_id}, and the state of {state.topic_id}"
-        told = keys.parse_object_key(segment.key)
+        named = keys.parse_object_key(segment.key)
         topic = TopicKey(self.name.namespace, self.name.name, segment.topic_id)
-        if told is None or told[:4] != (topic, segment.start, segment.end, segment.epoch):
+        if named is None or named[:4] != (topic, segment.start, segment.end, segment.epoch):
             yield f"the descriptor of {segment.start}..{segment.end} names another's object: {segment.key}"
 
 

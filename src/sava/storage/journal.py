@@ -26,14 +26,14 @@ broker gets the topic back, those frames hold offsets that others have used sinc
 and hold the log without limit, since this broker does not open these topics. The note need not be durable at
 once: losing it costs space, nothing else.
 
-**Committed.** A frame is answered for when it is durable here and, in a journal that others mirror, on enough
-of their disks (``commit_queue``). Such a journal accepts nothing before its first life has begun, and nothing
-between two lives.
+**Committed.** An append succeeds when its frame is durable here and, in a journal that others mirror, on
+enough of their disks (``commit_queue``). A journal accepts nothing before its first generation has begun, and
+nothing between two.
 
 Failures: a full disk refuses appends (retryable) and serves reads; the next append after room was made
 succeeds. A failed write or sync is final: ``fail`` is called once, and the process must stop.
 
-**Admission.** Who waits for room in the journal, in the order in which they came.
+**Admission.** Appends wait while too much is in flight or waits to be uploaded, first come first served.
 
 **Reading.** A journal's frames, read back by a few threads while another one writes.
 """
@@ -62,12 +62,10 @@ from sava.storage.journal_index import (
     RELEASED,
     FrameDamaged,
     JournalCorrupt,
-    JournalIndex,
     JournalReplay,
     Span,
 )
-from sava.storage.producers import ProducerTable
-from sava.wal import Disk, Done, Identity, Log, LogClosed, LogOptions, Record, Tap
+from sava.wal import Disk, Done, Log, LogClosed, LogOptions, Record
 from sava.wal.errors import LogCorrupt, PositionOutside
 from sava.wal.format import record_bytes
 from sava.wal.reader import WalReader
@@ -100,31 +98,34 @@ class Journal:
         found: JournalReplay,
         *,
         options: JournalOptions,
-        is_mirrored: bool,
         fail: Callable[[BaseException], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._options = options
-        self._identity = log.identity
-        self._holdings = found.holdings
+        self.identity = log.identity
+        """Storage id: of this disk, for as long as it is used. Incarnation: of this opening."""
+        self.found_end = log.found_end
+        """Where the log ended when it was opened."""
+        self.holdings = found.holdings
+        """What is held of each topic, opened or not. Changed by the journal alone, but for what is known of
+        producers."""
         self._epochs: dict[int, int] = {}
         self._end = log.end
         self._floor = self._lowest_needed()
         self._trimmed_to = 0
         self._reserved = 0
-        self._admission = Admission(self._fits)
-        self._reader = JournalFrameReader(
-            disk, storage_id=log.identity.storage_id, threads=options.read_threads
-        )
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        """Appends that wait for room, with their sizes."""
+        self._reader = WalReader(disk, storage_id=log.identity.storage_id)
+        self._read_threads = ThreadPoolExecutor(options.read_threads, thread_name_prefix="sava-journal-read")
         self._log = log
         """Of the writer's thread alone."""
-        self._queue = CommitQueue(
+        self.queue = CommitQueue(
             log,
-            is_mirrored=is_mirrored,
             observe=options.observe,
-            answer=self._complete,
-            moved=self._moved,
-            answered=self._admission.wake,
+            complete=self._complete,
+            advanced=self._advanced,
+            has_room=self._admit_next,
             fail=fail,
         )
 
@@ -135,31 +136,20 @@ class Journal:
         *,
         broker: str,
         options: JournalOptions = JournalOptions(),  # noqa: B008 (frozen)
-        void: Sequence[tuple[int, int]] = (),
-        is_mirrored: bool = False,
+        uncommitted_tails: Sequence[tuple[int, int]] = (),
         fail: Callable[[BaseException], None],
     ) -> Journal:
-        """Lock, recover, scan. ``void``: see ``JournalReplay``. ``is_mirrored``: nothing is accepted before
-        ``begin_life``. Raises what ``Log.open`` raises, and JournalCorrupt. If the caller is cancelled, the
-        scan is broken off and the lock is free when this ends."""
-        found = JournalReplay(void)
+        """Lock, recover, scan; nothing is accepted before ``begin_generation``. ``uncommitted_tails``: see
+        ``JournalReplay``. Raises what ``Log.open`` raises, and JournalCorrupt. If the caller is cancelled,
+        the scan is broken off and the lock is free when this ends."""
+        found = JournalReplay(uncommitted_tails)
         log = await open_log(
             disk,
             owner=broker,
             options=LogOptions(file_bytes=options.file_bytes, room_bytes=options.room_bytes),
             found=found,
         )
-        return cls(disk, log, found, options=options, is_mirrored=is_mirrored, fail=fail)
-
-    @property
-    def identity(self) -> Identity:
-        """Storage id: of this disk, for its life. Incarnation: of this opening."""
-        return self._identity
-
-    @property
-    def found_end(self) -> int:
-        """Where the log ended when it was opened."""
-        return self._log.found_end
+        return cls(disk, log, found, options=options, fail=fail)
 
     @property
     def floor(self) -> int:
@@ -177,158 +167,126 @@ class Journal:
         return (self._end - self._floor) * 2 > self._options.max_held_bytes
 
     @property
-    def syncs(self) -> int:
-        """Groups that became durable, for figures."""
-        return self._queue.syncs
-
-    @property
     def is_degraded(self) -> bool:
-        """Asked when a frame is answered for: it is on fewer disks than it should be."""
-        quorum = self._queue.quorum
+        """Asked when a frame is committed: it is on fewer disks than it should be."""
+        quorum = self.queue.quorum
         return quorum is not None and quorum.is_degraded
 
-    @property
-    def topic_ids(self) -> list[int]:
-        """Topics of which the journal holds something, opened or not."""
-        return self._holdings.topic_ids
-
-    def index(self, topic_id: int) -> JournalIndex:
-        return self._holdings.index(topic_id)
-
-    def known_producers(self, topic_id: int) -> ProducerTable:
-        """What the frames of a topic that is not open tell of its producers; to be asked once."""
-        return self._holdings.take_producers(topic_id)
-
-    def keep_producers(self, topic_id: int, table: ProducerTable) -> None:
-        """Of a topic that is closed, for its next opening."""
-        self._holdings.keep_producers(topic_id, table)
-
-    # -- appending ---------------------------------------------------------------------------
-
-    async def reserve(self, size: int) -> None:
-        """Wait until there is room for a batch of this size, first come first served. What follows it
-        without an await in between is in the order of these calls."""
-        await self._admission.reserve(size)
+    # -- admission ---------------------------------------------------------------------------
 
     def has_room(self, size: int) -> bool:
         """Whether ``reserve`` would return at once."""
-        return self._admission.has(size)
+        return not self._waiting and self._fits(size)
 
     def _fits(self, size: int) -> bool:
-        if self._queue.refusal is not None:
+        if self.queue.refusal is not None:
             return True  # to be refused at once
         reserved, options = self._reserved, self._options
         is_full = reserved > 0 and reserved + size > options.max_in_flight_bytes
         return not is_full and self._end - self._floor + reserved <= options.max_held_bytes
+
+    async def reserve(self, size: int) -> None:
+        """Wait until there is room for a batch of this size, first come first served. What follows it
+        without an await in between is in the order of these calls.
+
+        A waiter stays in the queue until it runs again. If it left when woken, a caller that comes between
+        the waking and the running would go first, and a producer's second batch would overtake its first."""
+        if self.has_room(size):
+            return
+        waiter = (size, self.loop.create_future())
+        self._waiting.append(waiter)
+        try:
+            self._admit_next()
+            await waiter[1]
+        finally:
+            self._waiting.remove(waiter)
+            # After this turn: the caller takes its room first.
+            self.loop.call_soon(self._admit_next)
+
+    def _admit_next(self) -> None:
+        """There may be room: let the first one look."""
+        if self._waiting:
+            size, future = self._waiting[0]
+            if not future.done() and self._fits(size):
+                future.set_result(None)
+
+    # -- appending ---------------------------------------------------------------------------
 
     def append(self, batch: RecordBatch, done: Done) -> None:
         """Queue an assigned batch. ``done`` is called on the event loop, in the order of the calls, with None
         when the batch is committed and in the index.
 
         Raises Fenced, DiskFull, NotCommittable, LogClosed or the failure of the disk, with nothing queued."""
-        header, queue = batch.header, self._queue
+        header, queue = batch.header, self.queue
         if queue.refusal is not None:
-            raise queue.refusal
+            queue.check()
         current = self._epochs.get(header.topic_id, 0)
         if header.epoch < current:
             raise Fenced(f"id {header.topic_id}", header.epoch, current)
-        queue.check()
+        if queue.quorum is not None:
+            queue.quorum.check()
         self._enqueue(batch, header, done)
 
     def _enqueue(self, batch: RecordBatch, header: Header, done: Done) -> None:
         size = record_bytes(header.length)
-        self._queue.put(BATCH, batch.buffers, QueuedRecord(size, done, header))
+        self.queue.put(BATCH, batch.buffers, QueuedRecord(size, done, header))
         self._reserved += size
 
-    def _moved(self, position: int) -> None:
-        """What lies before the position is committed, and answered for."""
+    def _advanced(self, position: int) -> None:
+        """What lies before the position is committed, and its callers know."""
         if not self._reserved and position > self._end:
             # Notes. While a frame is in flight this would say nothing: it can be committed before this thread
             # hears of it, and is in no index until then.
             self._end = position
-            if not self._holdings:
+            if not self.holdings:
                 self._raise_floor()
 
     def _complete(self, record: QueuedRecord, outcome: BaseException | None) -> None:
-        """The answer to a record: a committed frame goes into the index before its caller learns of it."""
+        """A committed frame goes into the index before its caller learns of it."""
         if record.header is not None:
             self._reserved -= record.size
             if outcome is None:
                 position = record.positions[0]
                 try:
-                    self._holdings.add(record.header, position)
+                    self.holdings.add(record.header, position)
                 except JournalCorrupt as error:
                     outcome = error
-                    self._queue.failed(error)
+                    self.queue.failed(error)
                 self._end = position + record.size
         record.done(outcome)
 
-    # -- lives -------------------------------------------------------------------------------
+    # -- generations -------------------------------------------------------------------------
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether topics can be opened."""
-        return self._queue.is_alive
+    async def begin_generation(self, quorum: AckQuorum, reappended: Sequence[RecordBatch] = ()) -> None:
+        """From now on frames are accepted, and acknowledged when they are committed. ``reappended``: frames
+        that are history, and that this disk had lost before they were durable here. They come first."""
+        self.queue.begin_generation(quorum)
+        for batch in reappended:
+            await self._append_again(batch)
+        self.queue.open_topics()
 
-    async def has_life(self) -> None:
-        """Until topics can be opened. Raises what ``fail_waiting`` was told, also to those who come after it,
-        until a life is expected again."""
-        await self._queue.has_life()
-
-    def expect_life(self) -> None:
-        """One is about to begin: it may be waited for."""
-        self._queue.expect_life()
-
-    def fail_waiting(self, why: BaseException) -> None:
-        """The life that is waited for will not be."""
-        self._queue.fail_waiting(why)
-
-    async def begin_life(self, quorum: AckQuorum, adopted: Sequence[RecordBatch] = ()) -> None:
-        """From now on frames are accepted, and answered for when they are committed. ``adopted``: frames that
-        are history, and that this disk had lost before they were durable here. They come first."""
-        self._queue.begin_life(quorum)
-        for batch in adopted:
-            await self._adopt(batch)
-        self._queue.live()
-
-    async def _adopt(self, batch: RecordBatch) -> None:
-        header, index = batch.header, self.index(batch.header.topic_id)
+    async def _append_again(self, batch: RecordBatch) -> None:
+        header, index = batch.header, self.holdings.index(batch.header.topic_id)
         if index and (header.epoch < index.epoch or header.next_offset <= index.ranges[-1][1]):
-            return  # it was adopted before
+            return  # an earlier attempt has appended it
         future: asyncio.Future[None] = self.loop.create_future()
         self._enqueue(batch, header, partial(resolve, future))
         await future
-        self._holdings.follow(header)
+        self.holdings.follow(header)
 
-    def committed(self, position: int) -> None:
-        """The quorum has moved to this position."""
-        self._queue.committed(position)
-
-    def end_life(self, why: BaseException) -> None:
-        """What is in flight, and what comes until the next life, fails with this. Topics that are open may
-        not continue in the next: whether what they had in flight is history is not known here."""
-        self._queue.end_life(why)
+    def end_generation(self, why: BaseException) -> None:
+        """What is in flight, and what comes until the next generation, fails with this. Topics that are open
+        may not continue in the next: whether what they had in flight is history is not known here."""
+        self.queue.end_generation(why)
         self._epochs = {topic_id: epoch + 1 for topic_id, epoch in self._epochs.items()}
 
-    async def replay(self, void: Sequence[tuple[int, int]]) -> None:
-        """Between two lives, while no topic is open: find out again what the journal holds."""
-        found = JournalReplay(void)
-        await self._queue.scan(found.take)
-        self._holdings = found.holdings
-        self._end = await self.drained()
+    async def replay(self, uncommitted_tails: Sequence[tuple[int, int]]) -> None:
+        """Between two generations, while no topic is open: find out again what the journal holds."""
+        found = JournalReplay(uncommitted_tails)
+        await self.queue.scan(found.take)
+        self.holdings = found.holdings
+        self._end = await self.queue.drained()
         self._floor = self._lowest_needed()
-
-    async def set_tap(self, tap: Tap | None) -> int:
-        """From the position that this returns on, the tap is handed everything; all before it is durable."""
-        return await self._queue.set_tap(tap)
-
-    async def drained(self) -> int:
-        """The end of the log, when everything queued so far is durable."""
-        return await self._queue.drained()
-
-    async def first(self) -> int:
-        """Where what the log still holds begins: files are trimmed as a whole, and the newest never is."""
-        return await self._queue.first()
 
     # -- topics ------------------------------------------------------------------------------
 
@@ -338,29 +296,28 @@ class Journal:
 
     async def disown(self, topic_id: int, offset: int) -> None:
         """What is held of the topic from the offset on is not its history; committed on return."""
-        if all(end <= offset for _, end in self.index(topic_id).ranges):
+        if all(end <= offset for _, end in self.holdings.index(topic_id).ranges):
             return
-        if self._queue.refusal is not None:
-            raise self._queue.refusal
-        _log.warning("journal: what it holds is given up topic_id=%d from=%d", topic_id, offset)
+        self.queue.check()
+        _log.warning("journal: dropping frames that are not history topic_id=%d from=%d", topic_id, offset)
         future: asyncio.Future[None] = self.loop.create_future()
         self._note(DISOWNED, topic_id, offset, partial(resolve, future))
         await future
-        self._holdings.drop_from(topic_id, offset)
+        self.holdings.drop_from(topic_id, offset)
         self._raise_floor()
 
     def release(self, topic_id: int, below: int) -> None:
         """What is held of the topic below the offset is in registered segments: it need not be kept here."""
-        index = self.index(topic_id)
-        if not index or index.start >= below or self._queue.is_closed or self._queue.failure:
+        index = self.holdings.index(topic_id)
+        if not index or index.start >= below or self.queue.is_closed or self.queue.failure:
             return
-        self._holdings.drop_before(topic_id, below)
+        self.holdings.drop_before(topic_id, below)
         self._note(RELEASED, topic_id, below, _ignore)
         self._raise_floor()
 
     def _note(self, kind: int, topic_id: int, offset: int, done: Done) -> None:
         record = QueuedRecord(record_bytes(NOTE.size), done)
-        self._queue.put(kind, [NOTE.pack(topic_id, offset)], record)
+        self.queue.put(kind, [NOTE.pack(topic_id, offset)], record)
 
     def _raise_floor(self) -> None:
         """Trim what no topic needs any more."""
@@ -368,25 +325,25 @@ class Journal:
         if floor > self._floor:
             self._floor = floor
             self.trim()
-            self._admission.wake()
+            self._admit_next()
 
     def trim(self) -> None:
         """Remove the files that no topic needs, as far as the quorum allows."""
-        floor = self._queue.trimmable(self._floor)
-        if floor > self._trimmed_to and not self._queue.is_closed:
+        floor = self.queue.trimmable(self._floor)
+        if floor > self._trimmed_to and not self.queue.is_closed:
             self._trimmed_to = floor
-            self._queue.trim(floor, partial(self._trimmed, floor))
+            self.queue.trim(floor, partial(self._trimmed, floor))
 
     def _lowest_needed(self) -> int:
         """Frames in flight lie behind ``_end``, so a log of which nothing is needed may go up to there."""
-        lowest = self._holdings.lowest_position
+        lowest = self.holdings.lowest_position
         return self._end if lowest is None else lowest
 
     def _trimmed(self, floor: int, outcome: BaseException | None) -> None:
         if outcome is not None:
-            self._queue.failed(outcome)
-        elif not self._queue.is_closed:
-            self._reader.forget(floor)
+            self.queue.failed(outcome)
+        elif not self.queue.is_closed:
+            self._read_threads.submit(self._reader.forget, floor)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -394,107 +351,47 @@ class Journal:
         """Batches from the one that holds ``offset`` on, without a gap, up to ``max_bytes`` but at least one.
         Empty when the offset is not held (any more): it is in a segment then, or nowhere. Raises FrameDamaged
         when the first of them is not intact; what stands before a damaged one is returned without it."""
-        spans = self.index(topic_id).spans(offset, max_bytes)
+        spans = self.holdings.index(topic_id).spans(offset, max_bytes)
         if not spans:
             return []
-        if self._queue.is_closed:
+        if self.queue.is_closed:
             raise LogClosed("the journal is closed")
         try:
-            return await self._reader.read(topic_id, spans)
+            return await self._read_spans(topic_id, spans)
         except PositionOutside:
-            if self.index(topic_id).spans(offset, 1):
+            if self.holdings.index(topic_id).spans(offset, 1):
                 raise  # still needed, and not there
             return []
         except LogCorrupt as error:
             intact = [span for span in spans if span.position < error.position]
             if intact:
-                return await self._reader.read(topic_id, intact)
-            index = self.index(topic_id)
+                return await self._read_spans(topic_id, intact)
+            index = self.holdings.index(topic_id)
             following = index.spans(offset, sys.maxsize)[1:]
             end = following[0].base_offset if following else index.ranges[-1][1]
             raise FrameDamaged(f"id {topic_id}", spans[0].base_offset, end, error.position) from error
+
+    async def _read_spans(self, topic_id: int, spans: Sequence[Span]) -> list[RecordBatch]:
+        """Raises PositionOutside (it was trimmed away), JournalCorrupt, LogCorrupt."""
+        wanted = [(span.position, span.length) for span in spans]
+        records = await self.loop.run_in_executor(self._read_threads, self._reader.read, wanted)
+        return [_batch_at(span, record, topic_id) for span, record in zip(spans, records, strict=True)]
 
     # -- ending ------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Finish what is queued, then close the files. Appends that wait are refused."""
-        if self._queue.is_closed:
+        if self.queue.is_closed:
             return
         try:
-            await self._queue.close()
+            await self.queue.close()
         finally:
+            self._read_threads.shutdown()
             self._reader.close()
 
 
 def _ignore(_: BaseException | None) -> None:
     """A note whose loss costs space, nothing else."""
-
-
-# -- admission -------------------------------------------------------------------------------------
-
-
-class Admission:
-    """Owned by the event loop."""
-
-    def __init__(self, fits: Callable[[int], bool]) -> None:
-        """``fits``: whether a batch of this size may be appended now."""
-        self._fits = fits
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    def has(self, size: int) -> bool:
-        """Whether ``reserve`` would return at once."""
-        return not self._waiting and self._fits(size)
-
-    async def reserve(self, size: int) -> None:
-        """Wait until there is room.
-
-        A waiter stays in the queue until it runs again. If it left when woken, a caller that comes between
-        the waking and the running would go first, and a producer's second batch would overtake its first."""
-        if self.has(size):
-            return
-        waiter = (size, self._loop.create_future())
-        self._waiting.append(waiter)
-        try:
-            self.wake()
-            await waiter[1]
-        finally:
-            self._waiting.remove(waiter)
-            # After this turn: the caller takes its room first.
-            self._loop.call_soon(self.wake)
-
-    def wake(self) -> None:
-        """There may be room: let the first one look."""
-        if self._waiting:
-            size, future = self._waiting[0]
-            if not future.done() and self._fits(size):
-                future.set_result(None)
-
-
-# -- reading ---------------------------------------------------------------------------------------
-
-
-class JournalFrameReader:
-    """Owned by the event loop."""
-
-    def __init__(self, disk: Disk, *, storage_id: str, threads: int) -> None:
-        self._reader = WalReader(disk, storage_id=storage_id)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="sava-journal-read")
-
-    async def read(self, topic_id: int, spans: Sequence[Span]) -> list[RecordBatch]:
-        """Raises PositionOutside (it was trimmed away), JournalCorrupt, LogCorrupt."""
-        wanted = [(span.position, span.length) for span in spans]
-        loop = asyncio.get_running_loop()
-        records = await loop.run_in_executor(self._threads, self._reader.read, wanted)
-        return [_batch_at(span, record, topic_id) for span, record in zip(spans, records, strict=True)]
-
-    def forget(self, floor: int) -> None:
-        """Files before the position are gone."""
-        self._threads.submit(self._reader.forget, floor)
-
-    def close(self) -> None:
-        self._threads.shutdown()
-        self._reader.close()
 
 
 def _batch_at(span: Span, record: Record, topic_id: int) -> RecordBatch:

@@ -85,13 +85,6 @@ class _Run:
         """Latest publish time of each batch."""
         self.end = start
 
-    def add(self, header: Header, position: int) -> None:
-        self.bases.append(header.base_offset)
-        self.positions.append(position)
-        self.lengths.append(header.length)
-        self.times.append(header.max_publish_time)
-        self.end = header.next_offset
-
     def cut(self, first: int, stop: int) -> None:
         """Keep the batches ``first .. stop``."""
         self.end = self.bases[stop] if stop < len(self.bases) else self.end
@@ -100,7 +93,7 @@ class _Run:
 
 
 class JournalIndex:
-    """Of one topic; owned by the event loop (while recovering, by the thread that scans)."""
+    """The batches of one topic. Owned by the event loop (while recovering, by the thread that scans)."""
 
     __slots__ = ("_runs",)
 
@@ -137,18 +130,21 @@ class JournalIndex:
 
     def add(self, header: Header, position: int) -> None:
         """A durable batch. Raises JournalCorrupt unless it continues a run or begins a later one."""
-        last = self._runs[-1] if self._runs else None
-        if last is not None and last.epoch == header.epoch and last.end == header.base_offset:
-            last.add(header, position)
-            return
-        if last is not None and (header.epoch <= last.epoch or header.base_offset < last.end):
-            raise JournalCorrupt(
-                f"topic {header.topic_id}: the frame at {position} holds offset {header.base_offset} of "
-                f"epoch {header.epoch}, after {last.end} of epoch {last.epoch}"
-            )
-        run = _Run(header.epoch, header.base_offset)
-        run.add(header, position)
-        self._runs.append(run)
+        base_offset = header.base_offset
+        run = self._runs[-1] if self._runs else None
+        if run is None or run.epoch != header.epoch or run.end != base_offset:
+            if run is not None and (header.epoch <= run.epoch or base_offset < run.end):
+                raise JournalCorrupt(
+                    f"topic {header.topic_id}: the frame at {position} holds offset {base_offset} of "
+                    f"epoch {header.epoch}, after {run.end} of epoch {run.epoch}"
+                )
+            run = _Run(header.epoch, base_offset)
+            self._runs.append(run)
+        run.bases.append(base_offset)
+        run.positions.append(position)
+        run.lengths.append(header.length)
+        run.times.append(header.max_publish_time)
+        run.end = base_offset + header.count
 
     def spans(self, offset: int, max_bytes: int) -> list[Span]:
         """Batches from the one that holds ``offset`` on, without a gap, up to ``max_bytes`` but at least one;
@@ -206,7 +202,8 @@ class JournalIndex:
 
 
 class Holdings:
-    """Owned by one thread at a time: that of a scan, then that of the journal's event loop."""
+    """The indexes and producers of all topics. Owned by one thread at a time: that of a scan, then that of
+    the journal's event loop."""
 
     def __init__(self) -> None:
         self._topics: dict[int, JournalIndex] = {}
@@ -252,7 +249,7 @@ class Holdings:
             self._let_go(topic_id, index)
 
     def drop_from(self, topic_id: int, offset: int) -> None:
-        """What is held from the offset on is not history, and neither is what it told of producers."""
+        """What is held from the offset on is not history, and neither is what it says of producers."""
         index = self._topics.get(topic_id)
         if index is not None:
             index.drop_from(offset)
@@ -267,7 +264,7 @@ class Holdings:
     # -- producers ---------------------------------------------------------------------------
 
     def follow(self, header: Header) -> None:
-        """Of a topic that is not open."""
+        """A frame of a topic that is not open says this of its producer."""
         table = self._producers.get(header.topic_id)
         if table is None:
             table = self._producers[header.topic_id] = ProducerTable()
@@ -303,10 +300,10 @@ def unpack_note(payload: bytes) -> tuple[int, int]:
 class JournalReplay:
     """What the recovery scan finds. Only headers are looked at: ``wal`` has checked the bytes."""
 
-    def __init__(self, void: Sequence[tuple[int, int]] = ()) -> None:
-        """``void``: from where to where the log holds frames that were never acknowledged, and are not
-        history: the end of their life of the journal was decided without them."""
-        self.void = void
+    def __init__(self, uncommitted_tails: Sequence[tuple[int, int]] = ()) -> None:
+        """``uncommitted_tails``: from where to where the log holds frames that were never acknowledged, and
+        are not history: the end of their generation of the journal was decided without them."""
+        self._uncommitted_tails = uncommitted_tails
         self.holdings = Holdings()
         self.is_unwanted = False
         """Set by the event loop: no caller waits for the scan any more."""
@@ -315,7 +312,7 @@ class JournalReplay:
         if self.is_unwanted:
             raise LogClosed("no caller waits for the journal any more")
         if record.kind == BATCH:
-            if any(start <= record.position < end for start, end in self.void):
+            if any(start <= record.position < end for start, end in self._uncommitted_tails):
                 return
             try:
                 header = peek_header(record.payload)

@@ -14,7 +14,7 @@ Retention compares a segment's stamp with now. If both come from brokers' clocks
 
 The object store has a clock, too: it stamps every object that it takes. So now is the *smaller* of the
 broker's clock and the store's, and a segment is stamped with the *larger* of the two (``segment``).
-Whichever of them is wrong, ahead or behind, a message lives at least as long as its policy says; it may
+Whichever of them is wrong, ahead or behind, a message stays at least as long as its policy says; it may
 live longer by the difference.
 
 The metadata store's clock (``clock_ms`` of its machine) is no third witness. It is the largest stamp of any
@@ -35,9 +35,9 @@ which is a hole.
 A segment's age counts from when it was stored, by the later of two clocks: the broker's that stored it and
 the object store's. It is over by the earlier of the same two (``expiry_clock``). Publish times are the
 producers' to choose: one message from a machine whose clock is a year ahead would keep its segment for a
-year, and a backfill of old data would be deleted as soon as it arrived. So a message lives at least as long
+year, and a backfill of old data would be deleted as soon as it arrived. So a message stays at least as long
 as the policy says, and at most as much longer as its segment was open, or holds an age of
-(``housekeeping``).
+(``SegmentMaintenance``).
 
 Only what the catalog has is ever dropped: the tail of an open topic is in its owner's journal and no
 concern of retention.
@@ -110,7 +110,7 @@ TOLERATED_MS: Final = 60_000
 
 
 class ExpiryClock:
-    """Of one broker. Owned by the event loop."""
+    """The clock by which one broker deletes. Owned by the event loop."""
 
     def __init__(self, store: ObjectStore, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -283,7 +283,7 @@ async def merge_segments(
     try:
         await catalog.replace(parts, merged, epoch=epoch)
     except (SegmentConflict, TopicGone):
-        # It will never be named, by whatever transaction is still on its way, and whoever lists the folder
+        # It will never be named, by whatever transaction is still on its way, and a job that lists the folder
         # would count its messages too. After any other error it may be named; if it is not, it is swept.
         await store.delete([merged.key])
         raise
@@ -304,7 +304,7 @@ they may be kept."""
 
 
 class SegmentMaintenance:
-    """Of one topic on its owner. Owned by the event loop."""
+    """The maintenance of one topic, on its owner. Owned by the event loop."""
 
     def __init__(
         self,

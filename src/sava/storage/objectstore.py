@@ -30,8 +30,6 @@ uploads. The limit for one request is 5 GB on S3, far above a segment.
 
 **Backends.** From a storage URL to the obstore store that serves it.
 
-``Backend`` is the part of obstore that Sava uses; tests put a faulty one in its place.
-
 **StoreIdentity.** Whether two brokers see the same segments.
 
 A URL does not tell: ``file:///var/lib/sava`` is another directory on each machine unless it is shared, and
@@ -51,18 +49,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import re
 import time
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -74,7 +71,7 @@ from obstore.exceptions import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
-from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, S3Store
+from obstore.store import AzureStore, GCSStore, LocalStore, MemoryStore, ObjectStoreMethods, S3Store
 
 from sava.errors import SavaError
 from sava.storage.errors import (
@@ -84,6 +81,7 @@ from sava.storage.errors import (
     ObjectTruncated,
     UnsupportedStore,
 )
+from sava.tasks import Backoff
 
 _CLIENT: Final = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(hours=1)}
 """Calls are timed by ``ObjectStore``, which knows how much they move; obstore's own limit must not come
@@ -91,48 +89,7 @@ first."""
 _NO_RETRY: Final = {"max_retries": 0, "retry_timeout": timedelta(0)}
 
 
-class Body(Protocol):
-    """Bytes in obstore's memory."""
-
-    def __len__(self) -> int: ...
-
-    def to_bytes(self) -> bytes: ...
-
-
-class Answer(Protocol):
-    @property
-    def meta(self) -> Any: ...
-
-    async def bytes_async(self) -> Body: ...
-
-
-class Backend(Protocol):
-    """What an obstore store does, with obstore's errors (FileNotFoundError for an object that is not
-    there)."""
-
-    async def put_async(
-        self,
-        path: str,
-        file: bytes | memoryview | Sequence[bytes],
-        *,
-        mode: Literal["create"],
-        use_multipart: bool,
-    ) -> Any: ...
-
-    async def get_async(self, path: str) -> Answer: ...
-
-    async def get_ranges_async(
-        self, path: str, *, starts: Sequence[int], ends: Sequence[int], coalesce: int
-    ) -> Sequence[Body]: ...
-
-    async def head_async(self, path: str) -> Any: ...
-
-    def list(self, prefix: str, *, chunk_size: int) -> AsyncIterable[Sequence[Any]]: ...
-
-    async def delete_async(self, paths: Sequence[str]) -> None: ...
-
-
-def open_backend(url: str, options: Mapping[str, str]) -> tuple[Backend, Path | None]:
+def open_backend(url: str, options: Mapping[str, str]) -> tuple[ObjectStoreMethods, Path | None]:
     """The store that ``url`` names, and for ``file://`` the directory that it writes to. Raises
     UnsupportedStore."""
     scheme = urlsplit(url).scheme
@@ -154,7 +111,7 @@ def open_backend(url: str, options: Mapping[str, str]) -> tuple[Backend, Path | 
 _CLOUDS: Final[Mapping[str, Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 
 
-def _open_directory(url: str) -> tuple[Backend, Path]:
+def _open_directory(url: str) -> tuple[ObjectStoreMethods, Path]:
     parts = urlsplit(url)
     root = Path(unquote(parts.path))
     if parts.netloc not in ("", "localhost") or not root.is_absolute() or parts.query or parts.fragment:
@@ -175,11 +132,11 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def _open_cloud(scheme: str, url: str, options: Mapping[str, str]) -> Backend:
+def _open_cloud(scheme: str, url: str, options: Mapping[str, str]) -> ObjectStoreMethods:
     client: dict[str, Any] = dict(_CLIENT)
     if scheme == "s3" and (_is_loopback(_s3_endpoint(options)) or _may_be_plain()):
         client["allow_http"] = True
-    backend: Backend = _CLOUDS[scheme].from_url(
+    backend: ObjectStoreMethods = _CLOUDS[scheme].from_url(
         url, config=dict(options), client_options=client, retry_config=dict(_NO_RETRY)
     )
     return backend
@@ -244,7 +201,7 @@ class ObjectStore:
     def __init__(
         self,
         url: str,
-        backend: Backend,
+        backend: ObjectStoreMethods,
         *,
         timeout_s: float = 30.0,
         attempts: int = 4,
@@ -405,7 +362,7 @@ class ObjectStore:
     ) -> T:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._timeout_s + transferred / SLOWEST_BYTES_PER_S
-        pause_s, number = self._pause_s, 0
+        backoff, number = Backoff(self._pause_s, MAX_PAUSE_S, jitter=1), 0
         while True:
             number += 1
             left_s = deadline - clock()
@@ -418,11 +375,10 @@ class ObjectStore:
                 raise ObjectStoreUnavailable(f"{self.url}: cannot {verb} {key}: {_line(error)}") from error
             except (BaseError, OSError, _NotYet) as error:
                 failure = error
-            wait_s = random.uniform(0, pause_s)
+            wait_s = backoff.next()
             if number == self._attempts or clock() + wait_s >= deadline:
                 break
             await asyncio.sleep(wait_s)
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
         raise ObjectStoreUnavailable(
             f"{self.url}: cannot {verb} {key}, tried {number} times: {_line(failure)}"
         ) from failure
@@ -467,7 +423,7 @@ async def store_id(store: ObjectStore) -> str:
         drawn = uuid.uuid4().hex
     try:
         await store.put_new(STORE_ID_KEY, drawn.encode())
-    except ObjectExists:  # somebody was faster
+    except ObjectExists:  # another broker was faster
         return await _read_store_id(store)
     return drawn
 

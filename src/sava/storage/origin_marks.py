@@ -37,7 +37,7 @@ from sava.storage.types import Late, OriginMark
 
 Numbers = NDArray[np.int64]
 
-NOBODY: Final = 0
+NO_CHAIN: Final = 0
 SEVERAL: Final = -1
 
 
@@ -49,7 +49,7 @@ class SeenOffsets:
     """start, end, start, end, … ascending; ranges neither overlap nor touch."""
     vague: tuple[int, int] = (0, 0)
     """From here to there the ranges were forgotten, and there are none."""
-    by: int = NOBODY
+    by: int = NO_CHAIN
     """The chain that alone has brought messages, or SEVERAL."""
     top: int = 0
     """Behind the highest offset of a message that is here. The messages before the one that is highest are
@@ -105,7 +105,7 @@ class SeenOffsets:
 
     def credited(self, chain_id: int, top: int) -> SeenOffsets:
         """The chain has brought messages below ``top``; which, is said elsewhere."""
-        by = chain_id if self.by in (NOBODY, chain_id) else SEVERAL
+        by = chain_id if self.by in (NO_CHAIN, chain_id) else SEVERAL
         return replace(self, by=by, top=max(self.top, top))
 
     def added(self, offsets: Numbers, chain_id: int) -> SeenOffsets:
@@ -166,7 +166,7 @@ def seen(ranges: Iterable[tuple[int, int]], **more: Any) -> SeenOffsets:
 
 
 def numbers(column: Any) -> Numbers:
-    """Of an Arrow array of int64 without nulls, as it lies in memory."""
+    """The values of an Arrow array of int64 without nulls, as it lies in memory."""
     found: Numbers = column.to_numpy()
     return found
 
@@ -219,7 +219,7 @@ LATE_EACH: Final = 64
 
 
 class Mark(NamedTuple):
-    """Of one origin."""
+    """What a topic remembers of one origin."""
 
     seen: SeenOffsets
     late: tuple[Late, ...] = ()

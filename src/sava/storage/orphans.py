@@ -21,10 +21,10 @@ be registered once
 What is left is at most the upload that the current owner may be working on, or has repeated after a crash;
 once it registers the next segment, ``end`` has passed that too.
 
-``Catalog.replace`` is the other way to be named, and takes segments that begin before ``end``. Only the owner
-merges, and it does not sweep meanwhile (``housekeeping``); one that lost the topic has an earlier epoch. What
-is left is a transaction whose owner has given up waiting for it. The grace period covers that: the metadata
-store answers no read of an hour later before it is decided.
+``Catalog.replace`` is the other way to be named, and takes segments that begin before ``end``. Only the
+owner merges, and it does not sweep meanwhile (``SegmentMaintenance``); one that lost the topic has an earlier
+epoch. What is left is a transaction whose owner has given up waiting for it. The grace period covers that:
+the metadata store answers no read of an hour later before it is decided.
 
 The listing is made before the catalog is read: an object that is listed and registered in between is named by
 the time it is looked up.
@@ -44,7 +44,7 @@ only a topic that is marked as deleted gets a note: nothing under its id will be
 **Leftovers.** What the journal holds of topics that are not open here, and the proof that no topic needs it.
 
 Such frames keep the journal from being trimmed until their topic is opened here again, which may be never:
-the topic was deleted while this broker was down, or lives elsewhere now. The topics' state records tell
+the topic was deleted while this broker was down, or is elsewhere now. The topics' state records tell
 which frames may go. The danger is to let go of a tail that no other broker has:
 
     deleted           no state names the topic id. A state is written before the first frame, ids are never
@@ -192,8 +192,8 @@ _BEHIND: Final = "\U0010ffff"
 
 
 class Needless(NamedTuple):
-    """Of a topic's frames: those below ``release`` and, if there is such an offset, those from ``disown``
-    on."""
+    """Frames of a topic that may go: those below ``release`` and, if there is such an offset, those from
+    ``disown`` on."""
 
     release: int
     disown: int | None

@@ -92,7 +92,7 @@ from sava.storage.errors import SequenceGap
 from sava.storage.source_positions import CHAIN_BIT, SourcePositions, is_chain
 from sava.storage.types import EpochTable, OriginMark, ProducerState
 
-NOBODY: Final = 0
+NO_PRODUCER: Final = 0
 """The producer id of batches that have no part in deduplication."""
 WINDOW: Final = 16
 """More than a client has in flight: after a reconnect it repeats all of these."""
@@ -144,7 +144,7 @@ class _Producer:
 
 
 class ProducerTable:
-    """Of one topic; owned by the event loop of its TopicLog."""
+    """The producers of one topic. Owned by the event loop of its TopicLog."""
 
     def __init__(self, known: Iterable[ProducerState] = (), origins: Iterable[OriginMark] = ()) -> None:
         known = list(known)
@@ -163,7 +163,7 @@ class ProducerTable:
     def find(self, header: Header) -> int | None:
         """The base offset if the batch is known, None if it is the next one. Raises SequenceGap,
         DuplicateForgotten."""
-        if header.producer_id == NOBODY:
+        if header.producer_id == NO_PRODUCER:
             return None
         if header.producer_id >= CHAIN_BIT:
             raise SequenceGap(f"producer {header.producer_id}: no producer has the id of a chain")
@@ -188,16 +188,20 @@ class ProducerTable:
 
     def begin(self, header: Header) -> None:
         """The batch (assigned) is on its way to the disk."""
-        if _is_client(header.producer_id):
-            producer = self._producers.get(header.producer_id)
+        producer_id, base_sequence = header.producer_id, header.base_sequence
+        if NO_PRODUCER < producer_id < CHAIN_BIT:
+            producer = self._producers.get(producer_id)
             if producer is None:
-                producer = self._producers[header.producer_id] = _Producer()
-            producer.in_flight.append(_appended(header))
+                producer = self._producers[producer_id] = _Producer()
+            producer.in_flight.append(
+                _Appended(base_sequence, base_sequence + header.count, header.base_offset)
+            )
 
     def commit(self, header: Header) -> None:
         """The oldest batch in flight, which is this producer's, is durable."""
-        self.chains.settle(header.next_offset)
-        if _is_client(header.producer_id):
+        if self.chains.unsettled:
+            self.chains.settle(header.next_offset)
+        if NO_PRODUCER < header.producer_id < CHAIN_BIT:
             self._remember(header.producer_id, self._producers[header.producer_id].in_flight.popleft())
 
     def abandon(self) -> None:
@@ -212,7 +216,7 @@ class ProducerTable:
         """A batch that is durable already (recovery, upload)."""
         if is_chain(header.producer_id):
             self.chains.follow(header)
-        elif header.producer_id != NOBODY:
+        elif header.producer_id != NO_PRODUCER:
             self._remember(header.producer_id, _appended(header))
 
     def adopt(self, newer: ProducerTable) -> None:
@@ -257,10 +261,6 @@ class ProducerTable:
 def begins_run(sequence: int, *, after: int) -> bool:
     """Whether a run begins here that the topic, which expects ``after``, has nothing of yet."""
     return sequence > after and sequence % RUN == 0
-
-
-def _is_client(producer_id: int) -> bool:
-    return producer_id != NOBODY and producer_id < CHAIN_BIT
 
 
 def _appended(header: Header) -> _Appended:
@@ -316,7 +316,7 @@ def grant(table: EpochTable, asks: Sequence[EpochRequest], in_use: Collection[in
 
 
 class ProducerEpochs:
-    """Of one topic on the broker that serves it; owned by the event loop."""
+    """The opens of one topic's producers, on the broker that serves it. Owned by the event loop."""
 
     def __init__(self, table: EpochTable, write: Write) -> None:
         self._write = write
@@ -328,7 +328,7 @@ class ProducerEpochs:
 
     @classmethod
     def in_memory(cls) -> ProducerEpochs:
-        """Of a topic that keeps nothing."""
+        """Opens of a topic that keeps nothing."""
         table = EpochTable()
 
         async def write(asks: Sequence[EpochRequest]) -> Granted:

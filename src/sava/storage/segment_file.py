@@ -341,7 +341,7 @@ class RowGroup(NamedTuple):
     """Before compression."""
     max_publish_time: int
     columns: tuple[str, ...]
-    """Of a record batch, without those that hold only nulls."""
+    """The columns of a record batch, without those that hold only nulls."""
 
 
 class Footer(NamedTuple):
@@ -380,15 +380,15 @@ def parse_footer(segment: Segment, data: bytes) -> Footer:
 
 
 def _check_facts(segment: Segment, metadata: Any) -> None:
-    told = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
-    if told.get("sava.format") != str(FORMAT_VERSION):
+    said = {key.decode(): value.decode() for key, value in (metadata.metadata or {}).items()}
+    if said.get("sava.format") != str(FORMAT_VERSION):
         raise SegmentCorrupt(
-            f"{segment.key}: format {told.get('sava.format')}, this version reads {FORMAT_VERSION}"
+            f"{segment.key}: format {said.get('sava.format')}, this version reads {FORMAT_VERSION}"
         )
     for name in ("topic_id", "epoch", "start", "end"):
-        if told.get(f"sava.{name}") != str(getattr(segment, name)):
+        if said.get(f"sava.{name}") != str(getattr(segment, name)):
             raise SegmentCorrupt(
-                f"{segment.key}: {name} is {told.get(f'sava.{name}')}, which its descriptor denies"
+                f"{segment.key}: {name} is {said.get(f'sava.{name}')}, which its descriptor denies"
             )
     if not metadata.schema.to_arrow_schema().equals(SCHEMA):
         raise SegmentCorrupt(f"{segment.key}: its columns are not those of a segment")

@@ -1,11 +1,11 @@
-"""ChainKeeper: what a topic knows of chains. What its memory lacks is fetched when it is needed, and what
+"""SourceKeeper: the source positions of a topic. What its memory lacks is fetched when it is needed, and what
 only memory has is written down.
 
 **Learning.** Positions of chains are in frame headers, marks of origins in the messages. The marks of what
 is in segments are in the topic's state; those of the journal's tail are read from its frames, once, before
-the first link is taken: a topic without a link into it never pays for it. Only frames of an earlier life are
-looked at, for nothing of a chain is accepted before. If the uploader takes such a frame meanwhile, the state
-tells what it held.
+the first link is taken: a topic without a link into it never pays for it. Only frames of an earlier opening
+are looked at, for nothing of a chain is accepted before. If the uploader takes such a frame meanwhile, the
+state tells what it held.
 
 **Noting.** A link without messages moves a chain and leaves no frame. While the journal has a tail, the next
 segment carries the position; when everything is in segments, and perhaps nothing will ever be appended (a
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from sava.storage.catalog import Catalog
@@ -25,15 +25,11 @@ from sava.storage.errors import DataGap, Fenced
 from sava.storage.journal import Journal
 from sava.storage.origin_marks import read_marks
 from sava.storage.source_positions import (
-    Marks,
-    Origin,
-    Range,
     SourcePositions,
     SourceProgress,
     is_chain,
     learned,
 )
-from sava.storage.types import Late
 from sava.storage.uploader import Backlog
 
 _log = logging.getLogger(__name__)
@@ -45,11 +41,11 @@ _READ_BYTES: Final = 4 << 20
 
 
 class SourceKeeper:
-    """Of one TopicLog, and owned by its event loop."""
+    """Learns and notes the source positions of one TopicLog. Owned by its event loop."""
 
     def __init__(
         self,
-        chains: SourcePositions,
+        positions: SourcePositions,
         *,
         backlog: Backlog,
         journal: Journal,
@@ -60,7 +56,8 @@ class SourceKeeper:
     ) -> None:
         """``tail_end``: of what the journal held when the topic was opened. ``is_stored``: all that is
         durable is in segments. ``advanced``: set when something becomes durable, or fails."""
-        self._chains = chains
+        self.positions = positions
+        """Of sources, and the marks of origins, which are known once ``learned`` has returned."""
         self._backlog = backlog
         self._journal = journal
         self._catalog = catalog
@@ -79,32 +76,10 @@ class SourceKeeper:
         """How far a source was copied, durably, when what is in flight of it now has come to its end. What
         comes later is not waited for: there may always be more."""
         await self.learned()
-        last = self._chains.last_taken(chain_id)
-        while last and not self._chains.is_settled(last):
+        last = self.positions.last_taken(chain_id)
+        while last and not self.positions.is_settled(last):
             await self._advanced.wait()
-        return self._chains.settled(chain_id)
-
-    def settled(self, chain_id: int) -> SourceProgress:
-        """How far it is durable at this moment."""
-        return self._chains.settled(chain_id)
-
-    def marks(self, origins: Iterable[Origin]) -> Marks:
-        """What was seen of these origins, with what is in flight. This, and what is below, is known once
-        ``learned`` has returned."""
-        return self._chains.marks(origins)
-
-    def arrived(self, origin: Origin) -> list[Range]:
-        """See ``SourcePositions``."""
-        return self._chains.arrived(origin)
-
-    def late(self, origin: Origin) -> tuple[Late, ...]:
-        """See ``SourcePositions``."""
-        return self._chains.late(origin)
-
-    @property
-    def has_origins(self) -> bool:
-        """See ``SourcePositions``."""
-        return self._chains.has_origins
+        return self.positions.settled(chain_id)
 
     # -- learning ----------------------------------------------------------------------------
 
@@ -121,18 +96,18 @@ class SourceKeeper:
         topic = self._backlog.topic
         while True:
             state = self._backlog.state
-            self._chains.learn(read_marks(state.origins))
+            self.positions.learn(read_marks(state.origins))
             position = state.end
             while position < self._tail_end:
                 batches = await self._journal.read(topic.topic_id, position, _READ_BYTES)
                 links = [batch for batch in batches if is_chain(batch.header.producer_id)]
                 if links:
-                    self._chains.learn(await asyncio.to_thread(learned, self._chains.known(), links))
+                    self.positions.learn(await asyncio.to_thread(learned, self.positions.known(), links))
                 if not batches:
                     break
                 position = batches[-1].next_offset
             else:
-                self._chains.passed_since(state.producers)
+                self.positions.passed_since(state.producers)
                 self._has_learned = True
                 return
             if self._backlog.state.end <= position:
@@ -154,7 +129,7 @@ class SourceKeeper:
     def _due(self) -> None:
         self._timer = None
         # If there is a tail, the segment that it becomes carries the positions.
-        if self._is_stored() and self._noting is None and self._chains.skips(self._backlog.state.end):
+        if self._is_stored() and self._noting is None and self.positions.skips(self._backlog.state.end):
             self._noting = asyncio.create_task(self._note(), name="sava-chains")
 
     async def _note(self) -> None:
@@ -167,7 +142,7 @@ class SourceKeeper:
             state = await self._catalog.note(
                 epoch=backlog.epoch, end=end, producers=known.states(), origins=known.chains.origin_marks()
             )
-            self._chains.keep(state.producers)
+            self.positions.keep(state.producers)
         except Fenced as error:
             backlog.fence(error)
             return
@@ -179,7 +154,7 @@ class SourceKeeper:
             )
         finally:
             self._noting = None
-        if self._timer is None and self._chains.skips(self._backlog.state.end):
+        if self._timer is None and self.positions.skips(self._backlog.state.end):
             self._arm(pause_s)
 
     def close(self) -> None:

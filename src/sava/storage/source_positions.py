@@ -110,7 +110,7 @@ class MarksChanged(RetryableError):
 
 
 class OriginForgotten(CallerError):
-    """Whether the topic has a message cannot be told any more: it lies where there were too many holes to
+    """Whether the topic has a message is no longer known: it lies where there were too many holes to
     remember. To take it could double it, and to leave it out could lose it."""
 
     def __init__(self, source: str, origin: Origin, offset: int, vague: Range) -> None:
@@ -165,9 +165,9 @@ def is_chain(producer_id: int) -> bool:
 
 
 def source_id(cluster_id: str, topic_id: int) -> int:
-    """62 bits that stand for a topic (a partition) of a cluster, for its life. Names do not count, and ids of
-    topics alone are not enough: a cluster that is set up again under its old name gives them out again, and
-    messages of the new one would be taken for duplicates of the old one's."""
+    """62 bits that stand for a topic (a partition) of a cluster, as long as it exists. Names do not count,
+    and ids of topics alone are not enough: a cluster that is set up again under its old name gives them out
+    again, and messages of the new one would be taken for duplicates of the old one's."""
     digest = hashlib.blake2b(f"{cluster_id}/{topic_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
 
@@ -191,7 +191,8 @@ def direct_chain(origin: Origin) -> int:
 
 
 class SourcePositions:
-    """Of one topic; owned by the event loop of its TopicLog."""
+    """How far the sources of one topic were copied, and its marks of origins. Owned by the event loop of its
+    TopicLog."""
 
     def __init__(self, known: Iterable[ProducerState] = (), marks: Iterable[OriginMark] = ()) -> None:
         self._kept = {state.producer_id: state for state in known if is_chain(state.producer_id)}
@@ -200,7 +201,8 @@ class SourcePositions:
         self._marks: dict[Origin, Mark] = {}
         self._direct: dict[int, Origin] = {}
         """Of chains that come from an origin, which it is; of those of which something was seen."""
-        self._unsettled: deque[_Unsettled] = deque()
+        self.unsettled: deque[_Unsettled] = deque()
+        """Links that are taken, and durable or failed later."""
         self._taken = 0
         self._heads: dict[int, _Unsettled] = {}
         self._head_marks: dict[Origin, SeenOffsets] = {}
@@ -224,7 +226,7 @@ class SourcePositions:
 
     def is_settled(self, number: int) -> bool:
         """Whether the link of this number, and all before it, are durable or have failed."""
-        return not self._unsettled or self._unsettled[0].number > number
+        return not self.unsettled or self.unsettled[0].number > number
 
     def marks(self, origins: Iterable[Origin]) -> dict[Origin, SeenOffsets]:
         """With what is not settled."""
@@ -297,15 +299,15 @@ class SourcePositions:
         """The link is taken; with it the topic ends at ``log_end``."""
         self._taken += 1
         unsettled = _Unsettled(self._taken, log_end, link)
-        self._unsettled.append(unsettled)
+        self.unsettled.append(unsettled)
         self._heads[link.chain_id] = unsettled
         room = room_for(len(self._marks))
         self._head_marks.update((origin, seen.trimmed(room)) for origin, seen in link.after.items())
 
     def settle(self, durable: int) -> None:
         """Everything before this offset is durable."""
-        while self._unsettled and self._unsettled[0].log_end <= durable:
-            settled = self._unsettled.popleft()
+        while self.unsettled and self.unsettled[0].log_end <= durable:
+            settled = self.unsettled.popleft()
             log_end, link = settled.log_end, settled.link
             if link.batch is None:
                 self._skips[link.chain_id] = ProducerState(link.chain_id, link.end, link.end, log_end)
@@ -316,7 +318,7 @@ class SourcePositions:
             self._settle_marks(link, log_end)
             if self._heads.get(link.chain_id) is settled:
                 del self._heads[link.chain_id]
-        if not self._unsettled:
+        if not self.unsettled:
             self._head_marks.clear()
 
     def _settle_marks(self, link: SourceAppend, log_end: int) -> None:
@@ -328,7 +330,7 @@ class SourcePositions:
 
     def abandon(self) -> None:
         """Nothing that is not settled will be appended."""
-        self._unsettled.clear()
+        self.unsettled.clear()
         self._heads.clear()
         self._head_marks.clear()
 
@@ -390,12 +392,12 @@ class SourcePositions:
 
 
 def with_later_chains(
-    told: Iterable[ProducerState], known: Iterable[ProducerState]
+    reported: Iterable[ProducerState], known: Iterable[ProducerState]
 ) -> tuple[ProducerState, ...]:
     """The reported states, but no chain at an earlier position than was known. The reporter may have it from
     frames alone, and a link without messages has none; the copier may know the later position, and the
     source may have let go of everything before it."""
-    positions = {state.producer_id: state for state in told}
+    positions = {state.producer_id: state for state in reported}
     for state in known:
         if is_chain(state.producer_id):
             found = positions.get(state.producer_id)

@@ -48,7 +48,6 @@ from typing import Final
 
 from sava.errors import RetryableError
 from sava.records import Header, RecordBatch
-from sava.storage.cache import BatchCache
 from sava.storage.catalog import Catalog
 from sava.storage.clean_marker import CleanMarker
 from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, OffsetOutOfRange
@@ -60,7 +59,7 @@ from sava.storage.producers import EpochRequest, Granted, ProducerEpochs, Produc
 from sava.storage.segment import SegmentReader
 from sava.storage.source_keeping import SourceKeeper
 from sava.storage.source_positions import SourceAppend
-from sava.storage.tiered import KnownSegments, TieredReader
+from sava.storage.tiered import BatchCache, KnownSegments, TieredReader
 from sava.storage.types import Segment, TopicKey, TopicState
 from sava.storage.uploader import Backlog, Uploader
 from sava.wal import DiskFull
@@ -148,7 +147,7 @@ class TopicLog:
         self._unwritten = 0
         """Frames that the journal has not answered for, those included that were given up here."""
         self._is_in_doubt = False
-        """The journal's life has ended with frames of which it is unknown whether they are the topic's."""
+        """The journal's generation has ended with frames that may be the topic's, or not."""
         self._producers = producers
         self.epochs = ProducerEpochs(state.epochs, self._write_epochs)
         """Which open of each producer's name is the last one."""
@@ -162,7 +161,7 @@ class TopicLog:
         )
         self.uploaded_segments = 0
         self.uploaded_bytes = 0
-        self.housekeeping = SegmentMaintenance(
+        self.maintenance = SegmentMaintenance(
             catalog,
             parts.store,
             parts.reader,
@@ -173,11 +172,9 @@ class TopicLog:
             fence=self.fence,
         )
         self._backlog = Backlog(
-            topic,
-            epoch=epoch,
-            catalog=catalog,
-            state=state,
-            held_bytes=parts.journal.index(topic.topic_id).bytes_from(state.end),
+            catalog,
+            state,
+            held_bytes=parts.journal.holdings.index(topic.topic_id).bytes_from(state.end),
             skips=producers.chains.skips,
             registered=self._registered,
             caught_up=lambda: self._marker.soon(),
@@ -212,7 +209,7 @@ class TopicLog:
         storage_id = journal.identity.storage_id
         found = await catalog.load()
         is_ours = found is not None and not found.sealed and found.storage_id == storage_id
-        if found is None and journal.index(topic.topic_id):
+        if found is None and journal.holdings.index(topic.topic_id):
             raise JournalCorrupt(f"the journal holds messages of {topic.path}, which was never opened")
         if found is not None and not is_ours:
             # Before the claim: after it, frames of long ago would be taken for the tail that this disk has.
@@ -228,7 +225,7 @@ class TopicLog:
                 raise JournalCorrupt(
                     f"the journal holds messages of {topic.path} beyond {state.end}, where it is clean"
                 )
-            producers.adopt(journal.known_producers(topic.topic_id))
+            producers.adopt(journal.holdings.take_producers(topic.topic_id))
         return cls(
             topic,
             epoch=epoch,
@@ -283,9 +280,10 @@ class TopicLog:
         """Accept the batch, after which its place in the topic is fixed; the future has its base offset once
         it is durable. For callers that keep many on the way. Raises and waits as ``append``; the future fails
         with what becomes known later. It is shared when a batch is repeated: never cancel it."""
-        await self._admit(batch)
+        header = batch.header
+        await self._admit(header.length)
         # No await from here to the queue: the order of acceptance is the order of offsets and of frames.
-        known = self._producers.find(batch.header)
+        known = self._producers.find(header)
         return self._outcome_of(known) if known is not None else self._queue(batch)
 
     async def extend(self, link: SourceAppend) -> asyncio.Future[int]:
@@ -297,7 +295,7 @@ class TopicLog:
         chains.check(link)
         if link.batch is None:
             return self._skip(link)
-        await self._admit(link.batch)
+        await self._admit(link.batch.header.length)
         chains.check(link)
         future = self._queue(link.batch)
         chains.begin(link, self._assigned)
@@ -312,13 +310,12 @@ class TopicLog:
         self._producers.chains.settle(self._durable)
         return _done(self._durable)
 
-    async def _admit(self, batch: RecordBatch) -> None:
+    async def _admit(self, size: int) -> None:
         """Until there is room, in the order of the calls."""
         self._check_accepting()
         if self._marker.is_on:
             await self._marker.mark_dirty()
             self._check_accepting()
-        size = batch.header.length
         if not self._journal.has_room(size):
             self._arriving += 1
             try:
@@ -329,11 +326,12 @@ class TopicLog:
 
     def _queue(self, batch: RecordBatch) -> asyncio.Future[int]:
         placed = batch.assigned(topic_id=self.topic.topic_id, epoch=self.epoch, base_offset=self._assigned)
-        pending = _Pending(placed, placed.header)
+        header = placed.header
+        pending = _Pending(placed, header)
         self._journal.append(placed, partial(self._written, pending))
         self._unwritten += 1
-        self._producers.begin(pending.header)
-        self._assigned = placed.next_offset
+        self._producers.begin(header)
+        self._assigned += header.count
         self._in_flight.append(pending)
         return pending.future
 
@@ -343,7 +341,7 @@ class TopicLog:
         return self._status is LogStatus.OPEN and is_certain
 
     def _outcome_of(self, base_offset: int) -> asyncio.Future[int]:
-        """Of a repeated batch, which may still be in flight."""
+        """The future of a repeated batch, which may still be in flight."""
         for pending in self._in_flight:
             if pending.header.base_offset == base_offset:
                 return pending.future
@@ -376,8 +374,8 @@ class TopicLog:
         self._unwritten -= 1
         if pending.is_settled:
             if outcome is None:
-                # Fenced, and on this disk all the same: if nobody else can have the topic, it is in it when
-                # this broker takes it up again, and its producer, who was not answered, repeats it.
+                # Fenced, and on this disk all the same: if no other broker can have the topic, it is in it
+                # when this broker takes it up again, and its producer, which was not answered, repeats it.
                 self._producers.follow(pending.header)
             self._tell()
             return
@@ -391,12 +389,12 @@ class TopicLog:
         self._durable = header.next_offset
         if self._journal.is_degraded:
             start, end = self._degraded
-            self._degraded = (start if end == header.base_offset else header.base_offset), header.next_offset
+            self._degraded = (start if end == header.base_offset else header.base_offset), self._durable
         self._recent.put(pending.batch)
         self._producers.commit(header)
         uploader = self._parts.uploader
         if self._backlog.grew(header, uploader.options.segment_bytes) or self._journal.is_pressed:
-            uploader.wake()
+            uploader.woken.set()
         if not pending.future.done():
             pending.future.set_result(header.base_offset)
         self._tell()
@@ -470,7 +468,7 @@ class TopicLog:
         self, policy: RetentionPolicy, *, now_ms: int, keep_from: int | None = None
     ) -> list[Segment]:
         """Drop the segments that the policy lets go (see ``retention.enforce``); returns them."""
-        dropped = await self.housekeeping.enforce_retention(policy, now_ms=now_ms, keep_from=keep_from)
+        dropped = await self.maintenance.enforce_retention(policy, now_ms=now_ms, keep_from=keep_from)
         if dropped:
             self._backlog.starts_at(dropped[-1].end)
         return dropped
@@ -570,7 +568,7 @@ class TopicLog:
         if is_first:
             self._let_go()
         if self._status is not LogStatus.SEALED and not self._is_closed:
-            self._journal.keep_producers(self.topic.topic_id, self._producers)
+            self._journal.holdings.keep_producers(self.topic.topic_id, self._producers)
         self._is_closed = True
         self._parts.ended(self)
 
@@ -578,15 +576,15 @@ class TopicLog:
         self.uploaded_segments += 1
         self.uploaded_bytes += segment.size
         self._segments.registered(segment)
-        self.housekeeping.registered()
+        self.maintenance.registered()
         self._producers.chains.keep(self._backlog.state.producers)
 
     def _let_go(self) -> None:
         self._marker.close()
         self.epochs.close(self._fence or TopicClosed(f"topic {self.topic.path} is closed on this broker"))
-        self.housekeeping.close()
+        self.maintenance.close()
         self.chains.close()
-        self._parts.uploader.detach(self._backlog)
+        self._parts.uploader.backlogs.discard(self._backlog)
         self._recent.drop()
         self._tell()
 
@@ -599,7 +597,7 @@ def _done(offset: int) -> asyncio.Future[int]:
 
 def _end_of_tail(topic: TopicKey, state: TopicState, journal: Journal) -> int:
     """Where the journal's frames end that follow the segments."""
-    for start, end in journal.index(topic.topic_id).ranges:
+    for start, end in journal.holdings.index(topic.topic_id).ranges:
         if start > state.end:
             raise DataGap(
                 f"topic {topic.path}: segments end at {state.end}, and the journal begins at {start}"

@@ -14,7 +14,7 @@ at every opening. (A position kept apart from it would skip offsets whenever the
 
 A segment that was written but whose registration failed or is in doubt is kept and registered again: of two
 segments with the same start only one can ever be registered, and the one in doubt may be it. A registration
-can even be left behind by an earlier life of this broker:
+can even be left behind from before a restart of this broker:
 
     register 10..20 sent ─▶ broker restarts, reads state: end 10 ─▶ the registration takes effect: end 20
                             writes and registers 10..25 ─▶ conflict
@@ -57,9 +57,9 @@ from sava.storage.source_positions import (
     is_chain,
     learned,
 )
-from sava.storage.types import OriginMark, ProducerState, Segment, TopicKey, TopicState
+from sava.storage.types import OriginMark, ProducerState, Segment, TopicState
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled
+from sava.tasks import Backoff, cancelled
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class UploadOptions:
     segment_age_s: float = 60.0
     """How long messages may be in the journal only."""
     clean_after_s: float = 2.0
-    """How long a topic is idle, with everything in segments, before it is put to rest (see ``rest``)."""
+    """How long a topic is idle, with everything in segments, before it is marked clean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +96,18 @@ class Backlog:
 
     def __init__(
         self,
-        topic: TopicKey,
-        *,
-        epoch: int,
         catalog: Catalog,
         state: TopicState,
+        *,
         held_bytes: int,
         skips: Callable[[int], Iterable[ProducerState]],
         registered: Callable[[Segment], None],
         caught_up: Callable[[], None],
         fenced: Callable[[Fenced], None],
     ) -> None:
-        self.topic = topic
-        self.epoch = epoch
+        """``state`` as it was claimed."""
+        self.topic = catalog.topic
+        self.epoch = state.epoch
         self.catalog = catalog
         self.state = state
         self.producers = ProducerTable(state.producers, state.origins)
@@ -122,7 +121,9 @@ class Backlog:
         self.written: _Written | None = None
         self.error: Exception | None = None
         self.retry_at = 0.0
-        self.failures = 0
+        self._retry = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self.is_failing = False
+        """Whether the last attempt came to nothing."""
         self.changed = asyncio.Event()
         self._on_registered = registered
         self._caught_up = caught_up
@@ -156,7 +157,7 @@ class Backlog:
         self._on_registered(written.segment)
 
     def adopt(self, state: TopicState, held_bytes: int) -> None:
-        """An earlier life of this broker has registered more than was known."""
+        """An earlier opening on this broker has registered more than was known."""
         self.producers = ProducerTable(state.producers, state.origins)
         self._moved(state, held_bytes)
 
@@ -171,14 +172,14 @@ class Backlog:
         self.starts_at(start)
         self.written = None
         self.since = time.monotonic()
-        self.error, self.failures, self.retry_at = None, 0, 0.0
+        self.error, self.is_failing, self.retry_at = None, False, 0.0
+        self._retry.reset()
         if not held_bytes:
             self._caught_up()
 
     def failed(self, error: Exception) -> None:
-        self.error = error
-        self.retry_at = time.monotonic() + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self.failures)
-        self.failures += 1
+        self.error, self.is_failing = error, True
+        self.retry_at = time.monotonic() + self._retry.next()
 
     def tell(self) -> None:
         """Wake the callers that wait for progress."""
@@ -203,36 +204,31 @@ class Uploader:
         self._trouble: ObjectStoreUnavailable | None = None
         """What was last seen of the object store, and when."""
         self._checking = asyncio.Lock()
-        self._backlogs: set[Backlog] = set()
-        self._woken = asyncio.Event()
+        self.backlogs: set[Backlog] = set()
+        """Of the topics that are open."""
+        self.woken = asyncio.Event()
+        """Set when something may be due."""
         self.threads = ThreadPoolExecutor(1, thread_name_prefix="sava-upload")
         """One: malloc keeps the memory of a segment for every thread that has ever made one."""
         self._task = supervisor.essential(self._run(), name="uploader")
 
     def attach(self, backlog: Backlog) -> None:
-        self._backlogs.add(backlog)
-        self.wake()
-
-    def detach(self, backlog: Backlog) -> None:
-        self._backlogs.discard(backlog)
+        self.backlogs.add(backlog)
+        self.woken.set()
 
     @property
     def failing(self) -> int:
         """Topics whose last attempt came to nothing."""
-        return sum(1 for backlog in self._backlogs if backlog.failures)
-
-    def wake(self) -> None:
-        """Something may be due."""
-        self._woken.set()
+        return sum(1 for backlog in self.backlogs if backlog.is_failing)
 
     async def flush(self, backlog: Backlog, end: int, *, is_patient: bool = True) -> None:
         """Wait until everything before ``end`` is in registered segments. Raises what makes that impossible
-        (HostError); what may pass is tried again for as long as the caller waits, unless it is not patient:
+        (HostError); what may pass is tried again as long as the caller waits, unless it is not patient:
         then the first failure is raised."""
         final = (HostError, Fenced) if is_patient else (Exception,)
         backlog.flushes += 1
         backlog.retry_at, backlog.error = 0.0, None
-        self.wake()
+        self.woken.set()
         try:
             while backlog.state.end < end:
                 await backlog.changed.wait()
@@ -268,14 +264,14 @@ class Uploader:
 
     async def _run(self) -> None:
         while True:
-            self._woken.clear()
+            self.woken.clear()
             backlog, due_at = self._choose()
             if backlog is not None:
                 await self._advance(backlog)
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if due_at is None else due_at - time.monotonic()):
-                    await self._woken.wait()
+                    await self.woken.wait()
 
     def _choose(self) -> tuple[Backlog | None, float | None]:
         """Whose turn it is, or when to look again. Of those that are due: topics that are being sealed first,
@@ -283,7 +279,7 @@ class Uploader:
         now, is_pressed = time.monotonic(), self._journal.is_pressed
         due = {
             backlog: due_at
-            for backlog in self._backlogs
+            for backlog in self.backlogs
             if (due_at := backlog.due_at(self.options, is_pressed=is_pressed)) is not None
         }
         ready = [backlog for backlog, due_at in due.items() if due_at <= now]
@@ -292,7 +288,7 @@ class Uploader:
         return None, min(due.values(), default=None)
 
     def _rank(self, backlog: Backlog) -> tuple[bool, int]:
-        position = self._journal.index(backlog.topic.topic_id).lowest_position
+        position = self._journal.holdings.index(backlog.topic.topic_id).lowest_position
         return not backlog.is_urgent, position or 0
 
     async def _advance(self, backlog: Backlog) -> None:
@@ -300,7 +296,7 @@ class Uploader:
         try:
             await self._upload(backlog)
         except Fenced as error:
-            self.detach(backlog)
+            self.backlogs.discard(backlog)
             backlog.error = error
             backlog.fence(error)
         except SavaError as error:
@@ -335,7 +331,7 @@ class Uploader:
         except SegmentConflict:
             state = await self._catch_up(backlog)
         except TopicGone:
-            # Its objects were listed and removed while this one was on its way; nobody will look again.
+            # Its objects were listed and removed while this one was on its way; no sweep will look again.
             await self._store.delete([written.segment.key])
             raise
         self._journal.release(backlog.topic.topic_id, state.end)
@@ -345,7 +341,7 @@ class Uploader:
         state = await backlog.catalog.load()
         if state is None or state.epoch != backlog.epoch or state.end <= backlog.state.end:
             raise
-        backlog.adopt(state, self._journal.index(backlog.topic.topic_id).bytes_from(state.end))
+        backlog.adopt(state, self._journal.holdings.index(backlog.topic.topic_id).bytes_from(state.end))
         return state
 
     async def _write(self, backlog: Backlog) -> _Written:

@@ -173,6 +173,6 @@ class TopicMaintenance:
         topic = self._loaded.get(name)
         if topic is not None and topic.log is not None:
             now_ms = await self._storage.expiry_clock.now_ms()
-            count = await topic.log.housekeeping.sweep_orphans(now_ms=now_ms)
+            count = await topic.log.maintenance.sweep_orphans(now_ms=now_ms)
             if count:
                 log.info("topics: objects that nothing named were deleted topic=%s count=%d", name, count)

@@ -174,7 +174,7 @@ class _Search:
         """Where there may be acked messages that are not in order, from the offset here on."""
         spots = IntervalSet()
         for origin, ranges in self._acked.items():
-            for each in self._log.chains.late(origin):
+            for each in self._log.chains.positions.late(origin):
                 if ranges.within(each.lowest, each.top):
                     spots.add(each.start, each.end)
         return spots.within(start, self._log.next_offset)
@@ -210,7 +210,7 @@ class _Search:
             del self._awaited[origin]
 
     def _is_in_order(self, origin: Origin, batch: RecordBatch) -> bool:
-        late = self._log.chains.late(origin)
+        late = self._log.chains.positions.late(origin)
         return not any(each.start < batch.next_offset and batch.base_offset < each.end for each in late)
 
 
@@ -238,7 +238,7 @@ async def by_origin(log: TopicLog, acked: IntervalSet, own: Origin, *, at_once: 
     await log.chains.learned()
     found: dict[Origin, IntervalSet] = {}
     covered = acked
-    if acked and log.chains.has_origins:  # otherwise there is nothing but its own
+    if acked and log.chains.positions.has_origins:  # otherwise there is nothing but its own
         end = await _collect(log, acked, found, at_once)
         covered = IntervalSet(acked.within(0, end))
     if covered:

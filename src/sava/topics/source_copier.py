@@ -132,7 +132,7 @@ class SourceCopier:
         start, appended = given.start, 0
         future: asyncio.Future[int] | None = None
         while future is None or start < given.end:
-            cut = partial(pieces.cut, start, self._log.chains.marks(pieces.origins))
+            cut = partial(pieces.cut, start, self._log.chains.positions.marks(pieces.origins))
             records = await asyncio.to_thread(cut) if size > SMALL else cut()
             try:
                 for record in records:
@@ -174,7 +174,7 @@ class SourceCopier:
         copies.appended += appended
         copies.duplicates += duplicates
         copies.loops += loops
-        kept = self._log.chains.settled(self.source.chain_id).kept
+        kept = self._log.chains.positions.settled(self.source.chain_id).kept
         outcome.set_result(Copied(end, kept, appended, duplicates, loops))
 
 

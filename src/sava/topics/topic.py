@@ -293,8 +293,8 @@ class Topic:
         chains = self.log.chains
         await chains.learned()
         # First: what comes while the log is looked through is for the next time.
-        position = chains.settled(source.chain_id).position
-        arrived = {each.origin: chains.arrived(each.origin) for each in acks}
+        position = chains.positions.settled(source.chain_id).position
+        arrived = {each.origin: chains.positions.arrived(each.origin) for each in acks}
         await subscriptions.ensure(check_unreserved(subscription), kind)
         found = subscriptions.need(subscription)
         ranges = await translate(self.log, found.cursor_offset, own, acks, self._places)
@@ -426,7 +426,7 @@ class Topic:
         """Make few of many small segments; returns how many went into larger ones."""
         if self.log is None:
             return 0
-        return await self.log.housekeeping.merge_segments(self._limits.of(self.name).retention)
+        return await self.log.maintenance.merge_segments(self._limits.of(self.name).retention)
 
     async def hand_over(self, *, timeout: float) -> int:
         """Let go of the topic so that any broker can continue: returns the exclusive end (0 if nothing is

@@ -104,7 +104,10 @@ def file_start(name: str) -> int | None:
 
 
 def payload_bytes(payload: Buffers) -> int:
-    return sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in payload)
+    total = 0
+    for part in payload:
+        total += len(part) if type(part) is bytes else memoryview(part).nbytes
+    return total
 
 
 def record_bytes(length: int) -> int:

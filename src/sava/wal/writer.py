@@ -18,8 +18,8 @@ No caller gets its answer before the sync that covers it, and completions come i
   never "not there".
 * The queue is bounded in bytes; ``append`` then raises LogBusy at once instead of waiting, since callers
   include the event loop.
-* When idle, the thread lets the log write a mark, so that damage to the last acknowledged batch can be told
-  from a torn one; only then does it wait with a timeout, otherwise it sleeps until it is woken.
+* When idle, the thread lets the log write a mark, so that damage to the last acknowledged batch can be
+  distinguished from a torn one; only then does it wait with a timeout, otherwise it sleeps until it is woken.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Writer:
         self._next = None
         if first is None:
             return None
-        group = [first]
+        group, size = [first], first.size
         with suppress(Empty):
             while first.action is None and self._next is None:
                 following = self._queue.get_nowait()
@@ -150,10 +150,11 @@ class Writer:
                     break
                 if following.action is None:
                     group.append(following)
+                    size += following.size
                 else:
                     self._next = following
         with self._lock:
-            self._queued_bytes -= sum(submission.size for submission in group)
+            self._queued_bytes -= size
         return group
 
     def _execute(self, group: list[_Submission]) -> None:
@@ -194,7 +195,9 @@ class Writer:
                     submission.outcome = full
 
     def _append(self, group: list[_Submission]) -> None:
-        records = [record for submission in group for record in submission.records]
+        records: list[tuple[int, Buffers]] = []
+        for submission in group:
+            records += submission.records
         positions = self._log.append_many(records, is_synced_next=True)
         at = 0
         for submission in group:
@@ -203,11 +206,9 @@ class Writer:
             at += len(submission.records)
 
     def _hand_over(self, group: list[_Submission]) -> None:
-        outcomes = [(submission.done, submission.outcome) for submission in group]
-
         def complete() -> None:
-            for done, outcome in outcomes:
-                done(outcome)
+            for submission in group:
+                submission.done(submission.outcome)
 
         try:
             self._deliver(complete)

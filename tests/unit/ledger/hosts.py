@@ -230,8 +230,7 @@ class Host:
             disk,
             broker=str(self.broker),
             options=SMALL,
-            void=generations.uncommitted_tails,
-            is_mirrored=True,
+            uncommitted_tails=generations.uncommitted_tails,
             fail=self.failures.append,
         )
         self.mirrored = LedgerHost(
@@ -277,7 +276,7 @@ class Host:
     async def begin(self) -> None:
         self.register()
         async with asyncio.timeout(PATIENCE_S):
-            await self.journal.has_life()
+            await self.journal.queue.wait_for_generation()
 
     def append(self, base: int, *, topic: int = 1, epoch: int = 1, size: int = 100) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

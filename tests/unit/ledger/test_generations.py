@@ -63,11 +63,13 @@ async def test_a_message_is_acknowledged_when_a_mirror_has_it_and_the_bytes_are_
         assert (len(record.last.members), record.last.qa) == (3, 2)
         start = record.fragments[0].start
         log = b"".join(path.read_bytes() for path in sorted(owner.path.glob("log-*")))
-        end = await owner.journal.drained()
+        end = await owner.journal.queue.drained()
         for mirror in hosts[1], hosts[2]:
             await has_all(mirror, owner, end)
             assert mirror.bytes_of(owner)[: end - start] == log[start:end]
-        assert [span.base_offset for span in owner.journal.index(1).spans(0, 1 << 20)] == list(range(200))
+        assert [span.base_offset for span in owner.journal.holdings.index(1).spans(0, 1 << 20)] == list(
+            range(200)
+        )
 
 
 async def test_nothing_is_acknowledged_while_no_mirror_answers(tmp_path: Path) -> None:
@@ -78,15 +80,15 @@ async def test_nothing_is_acknowledged_while_no_mirror_answers(tmp_path: Path) -
         for mirror in hosts[1], hosts[2]:
             mirror.gate.is_silent = True
         waiting = owner.append(1)
-        await owner.journal.drained()
+        await owner.journal.queue.drained()
         await asyncio.sleep(0.1)
         assert not waiting.done()
-        assert owner.journal.index(1).ranges == [(0, 1)], "what is not committed is not to be read"
+        assert owner.journal.holdings.index(1).ranges == [(0, 1)], "what is not committed is not to be read"
         for mirror in hosts[1], hosts[2]:
             mirror.gate.heal()
             mirror.gate.drop()
         await asyncio.wait_for(waiting, PATIENCE_S)
-        assert owner.journal.index(1).ranges == [(0, 2)]
+        assert owner.journal.holdings.index(1).ranges == [(0, 2)]
 
 
 async def test_the_bytes_are_on_their_way_while_the_own_disk_syncs(
@@ -379,7 +381,7 @@ async def test_a_fence_ends_the_life_and_fails_what_is_in_flight(tmp_path: Path)
         await owner.append(0)
         owner.cut_off()
         waiting = owner.append(1)
-        await owner.journal.drained()
+        await owner.journal.queue.drained()
         record = await hosts.recover(owner.id, through=hosts[1])
         owner.back()
         with pytest.raises(LedgerFenced):
@@ -391,9 +393,9 @@ async def test_a_fence_ends_the_life_and_fails_what_is_in_flight(tmp_path: Path)
         # Its own disk has more than the journal: that part is void.
         await owner.mirrored.lost()
         await owner.begin()
-        assert owner.journal.index(1).ranges == [(0, 1)]
+        assert owner.journal.holdings.index(1).ranges == [(0, 1)]
         await owner.append(1, epoch=2)
-        assert owner.journal.index(1).ranges == [(0, 2)]
+        assert owner.journal.holdings.index(1).ranges == [(0, 2)]
 
 
 async def test_what_was_in_flight_when_the_registration_was_lost_is_history_if_the_journal_has_it(
@@ -408,7 +410,7 @@ async def test_what_was_in_flight_when_the_registration_was_lost_is_history_if_t
         await owner.append(0)
         mirror.gate.is_silent = True
         waiting = owner.append(1)
-        await owner.journal.drained()
+        await owner.journal.queue.drained()
         before = owner.id
         await owner.mirrored.lost()
         with pytest.raises(LedgerFenced):
@@ -420,8 +422,8 @@ async def test_what_was_in_flight_when_the_registration_was_lost_is_history_if_t
         mirror.gate.drop()
         await recovery
         async with asyncio.timeout(PATIENCE_S):
-            await owner.journal.has_life()
-        assert owner.journal.index(1).ranges == [(0, 2)]
+            await owner.journal.queue.wait_for_generation()
+        assert owner.journal.holdings.index(1).ranges == [(0, 2)]
 
 
 async def test_a_broker_that_comes_back_goes_on_in_a_new_journal_with_all_it_had(tmp_path: Path) -> None:
@@ -434,11 +436,11 @@ async def test_a_broker_that_comes_back_goes_on_in_a_new_journal_with_all_it_had
         await owner.stop()
         await owner.open()
         owner.register()
-        assert not owner.journal.is_alive
+        assert not owner.journal.queue.has_generation
         await hosts.recover(before, through=hosts[1])
         async with asyncio.timeout(PATIENCE_S):
-            await owner.journal.has_life()
-        assert owner.journal.index(1).ranges == [(0, 50)]
+            await owner.journal.queue.wait_for_generation()
+        assert owner.journal.holdings.index(1).ranges == [(0, 50)]
         await owner.append(50, epoch=2)
         batches = await owner.journal.read(1, 0, 1 << 20)
         assert [each.base_offset for each in batches] == list(range(51))
@@ -452,10 +454,10 @@ async def test_a_disk_that_lost_its_last_writes_gets_them_from_the_mirrors(tmp_p
         owner = hosts[0]
         for offset in range(5):
             await owner.append(offset)
-        kept = await owner.journal.drained()
+        kept = await owner.journal.queue.drained()
         for offset in range(5, 10):
             await owner.append(offset)
-        before, end = owner.id, await owner.journal.drained()
+        before, end = owner.id, await owner.journal.queue.drained()
         for mirror in hosts[1], hosts[2]:
             await has_all(mirror, owner, end)
         generations = (owner.path / "generations.json").read_bytes()
@@ -468,8 +470,8 @@ async def test_a_disk_that_lost_its_last_writes_gets_them_from_the_mirrors(tmp_p
         record = await hosts.recover(before, through=hosts[1])
         assert record.end >= end
         async with asyncio.timeout(PATIENCE_S):
-            await owner.journal.has_life()
-        assert owner.journal.index(1).ranges == [(0, 10)]
+            await owner.journal.queue.wait_for_generation()
+        assert owner.journal.holdings.index(1).ranges == [(0, 10)]
         batches = await owner.journal.read(1, 0, 1 << 20)
         assert [each.base_offset for each in batches] == list(range(10))
         # The same once more: what was reappended is not reappended twice.
@@ -479,8 +481,8 @@ async def test_a_disk_that_lost_its_last_writes_gets_them_from_the_mirrors(tmp_p
         owner.register()
         await hosts.recover(again, through=hosts[1])
         async with asyncio.timeout(PATIENCE_S):
-            await owner.journal.has_life()
-        assert owner.journal.index(1).ranges == [(0, 10)]
+            await owner.journal.queue.wait_for_generation()
+        assert owner.journal.holdings.index(1).ranges == [(0, 10)]
 
 
 async def test_trimmed_here_is_trimmed_on_the_mirrors(tmp_path: Path) -> None:
@@ -516,7 +518,7 @@ async def test_a_record_goes_when_all_of_its_journal_is_in_segments(
         owner.register()
         await hosts.recover(before, through=hosts[1])
         async with asyncio.timeout(PATIENCE_S):
-            await owner.journal.has_life()
+            await owner.journal.queue.wait_for_generation()
         await asyncio.sleep(0.2)
         assert before in await hosts.records.of(owner.broker), "a topic still needs it"
         owner.journal.release(1, 1)
@@ -550,7 +552,7 @@ async def test_a_fence_that_comes_while_the_journal_is_being_opened_ends_it(
         closed = await hosts.recover(host.id, through=host)
         go_on.set()
         await until(lambda: host.renewals, "another registration is asked for")
-        assert not host.journal.is_alive
+        assert not host.journal.queue.has_generation
         assert closed.end == closed.fragments[0].start
         monkeypatch.undo()
         await host.mirrored.lost()
@@ -567,14 +569,14 @@ async def test_a_fence_that_comes_while_the_life_is_being_ended_hears_where_it_e
         host = hosts[0]
         await host.begin()
         await host.append(0)
-        real, is_asked, go_on = host.journal.drained, asyncio.Event(), asyncio.Event()
+        real, is_asked, go_on = host.journal.queue.drained, asyncio.Event(), asyncio.Event()
 
         async def slowly() -> int:
             is_asked.set()
             await go_on.wait()
             return await real()
 
-        monkeypatch.setattr(host.journal, "drained", slowly)
+        monkeypatch.setattr(host.journal.queue, "drained", slowly)
         losing = asyncio.create_task(host.mirrored.lost())
         await asyncio.wait_for(is_asked.wait(), PATIENCE_S)
         fence = Fence(host.id, host.storage, 1)
@@ -616,7 +618,7 @@ async def test_a_life_that_never_began_takes_nothing_of_the_next_with_it(
         second = host.id
         closed = await hosts.recover(first, through=host)
         assert closed.end == closed.fragments[0].start
-        await host.journal.has_life()
+        await host.journal.queue.wait_for_generation()
         for offset in range(3):
             await host.append(offset)
         await host.stop()
@@ -624,12 +626,12 @@ async def test_a_life_that_never_began_takes_nothing_of_the_next_with_it(
         host.register()
         third = host.id
         await hosts.recover(second, through=host)
-        await host.journal.has_life()
+        await host.journal.queue.wait_for_generation()
         await host.mirrored.lost()
         host.register()
         await hosts.recover(third, through=host)
-        await host.journal.has_life()
-        assert host.journal.index(1).ranges == [(0, 3)]
+        await host.journal.queue.wait_for_generation()
+        assert host.journal.holdings.index(1).ranges == [(0, 3)]
 
 
 async def test_a_life_without_an_end_ended_where_the_next_one_began(tmp_path: Path) -> None:
@@ -656,7 +658,7 @@ async def test_a_full_disk_cannot_say_that_there_is_nothing(
         host = hosts[0]
         await host.begin()
         await host.append(0)
-        end = await host.journal.drained()
+        end = await host.journal.queue.drained()
 
         def full(generations: Generations, _: object) -> None:
             raise DiskFull("no room")
@@ -774,13 +776,15 @@ async def test_a_life_does_not_begin_while_its_fence_is_being_written_down(
             )
             await until(disk.has_hung.is_set, "the promise is being written down")
             is_answered.set()
-            await until(lambda: host.renewals or host.journal.is_alive, "it has begun, or was found ended")
-            assert not host.journal.is_alive
+            await until(
+                lambda: host.renewals or host.journal.queue.has_generation, "it has begun, or was found ended"
+            )
+            assert not host.journal.queue.has_generation
         answer = await asking
         assert isinstance(answer, FenceAnswer)
         assert answer.copy is not None
         assert answer.copy.end == answer.copy.base
-        assert not host.journal.is_alive
+        assert not host.journal.queue.has_generation
 
 
 async def test_changes_of_a_life_that_are_under_way_together_keep_each_other(tmp_path: Path) -> None:
@@ -825,7 +829,7 @@ async def test_a_broker_that_starts_without_its_mirrors_serves_reads_and_refuses
         mirror.gate.cut()
 
         await owner.begin()
-        assert owner.journal.index(1).ranges == [(0, 1)], "what was acknowledged can be read"
+        assert owner.journal.holdings.index(1).ranges == [(0, 1)], "what was acknowledged can be read"
         owned = owner.mirrored.owned
         assert owned is not None
         await until(lambda: owned._is_refusing, "too few disks are there")
@@ -862,4 +866,4 @@ async def test_what_was_written_without_mirrors_is_recovered_by_the_own_disk_alo
         assert (closed.end, closed.lost) == (closed.fragments[0].start, ())
         await owner.open()
         await owner.begin()
-        assert owner.journal.index(1).ranges == [(0, 1)]
+        assert owner.journal.holdings.index(1).ranges == [(0, 1)]

@@ -44,7 +44,7 @@ class Story:
         for offset, payload in self.history.items():
             assert offset < self.released or found.get(offset) == payload, f"offset {offset}"
         self.history = found
-        self.acked_end = await self.owner.journal.drained()
+        self.acked_end = await self.owner.journal.queue.drained()
 
     async def write(self, until: asyncio.Event) -> None:
         """As a topic does: in order, from the end of what is there; the first failure is the end."""
@@ -83,7 +83,7 @@ class Story:
 
     def _upload(self) -> None:
         """A part of what was acknowledged is in segments now."""
-        for _, end in self.owner.journal.index(1).ranges[:1]:
+        for _, end in self.owner.journal.holdings.index(1).ranges[:1]:
             self.released = self.rng.randint(self.released, end)
             self.owner.journal.release(1, self.released)
 
@@ -172,7 +172,7 @@ async def test_what_was_acknowledged_stays(
             owner.register()
             await hosts.recover(before, through=rng.choice(hosts.hosts))
             async with asyncio.timeout(PATIENCE_S):
-                await owner.journal.has_life()
+                await owner.journal.queue.wait_for_generation()
         await story.check()
         assert story.history or story.released
         for error in [failure for host in hosts.hosts for failure in host.failures]:

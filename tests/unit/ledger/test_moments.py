@@ -69,9 +69,9 @@ async def test_a_message_that_mirrors_have_and_nobody_was_told_of_is_there_once(
         await catalog.claim(epoch=1, storage_id=owner.storage, has_tail=True)
         await catalog.mark_dirty(epoch=1)
         await owner.append(0)
-        monkeypatch.setattr(owner.journal._queue, "_tell", lambda position: None)
+        monkeypatch.setattr(owner.journal.queue, "_finish", lambda record, outcome: None)
         unanswered = owner.append(1)
-        owned, end = owner.mirrored.owned, await owner.journal.drained()
+        owned, end = owner.mirrored.owned, await owner.journal.queue.drained()
         assert owned is not None
         await until(lambda: owned.owner.commit >= end, "it is committed")
         assert not unanswered.done()
@@ -110,11 +110,11 @@ async def test_a_broker_that_is_removed_while_it_holds_copies_is_missed_by_nobod
         for offset in range(20, 40):
             await owner.append(offset)
         assert len((await hosts.record(owner)).fragments) == 2
-        before, end = owner.id, await owner.journal.drained()
+        before, end = owner.id, await owner.journal.queue.drained()
         await owner.stop()
         await owner.open()
         closed = await hosts.recover(before, through=left)
         assert (closed.state, closed.lost) == (LedgerState.CLOSED, ())
         assert closed.end >= end
         await owner.begin()
-        assert owner.journal.index(1).ranges == [(0, 40)]
+        assert owner.journal.holdings.index(1).ranges == [(0, 40)]

@@ -26,10 +26,10 @@ async def test_a_void_part_stays_void_after_the_journal_is_forgotten(
         await owner.append(0)
         owner.cut_off()
         cut_off = owner.append(1)
-        await owner.journal.drained()
+        await owner.journal.queue.drained()
         before = owner.id
         record = await hosts.recover(before, through=hosts[1])
-        assert record.end < await owner.journal.drained()
+        assert record.end < await owner.journal.queue.drained()
         owner.back()
         with pytest.raises(LedgerFenced):
             await asyncio.wait_for(cut_off, PATIENCE_S)
@@ -44,5 +44,5 @@ async def test_a_void_part_stays_void_after_the_journal_is_forgotten(
         owner.register()
         await hosts.recover(again, through=hosts[1])
         async with asyncio.timeout(PATIENCE_S):
-            await owner.journal.has_life()
-        assert owner.journal.index(1).ranges == [(1, 2)]
+            await owner.journal.queue.wait_for_generation()
+        assert owner.journal.holdings.index(1).ranges == [(1, 2)]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore.exceptions import GenericError
+from obstore.store import ObjectStoreMethods
 
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from tests.support.memory_store import MemoryStore
@@ -117,7 +118,13 @@ class _Faulty:
         return call
 
 
-class FaultyBackend(_Faulty):
+if TYPE_CHECKING:
+    _Backend = ObjectStoreMethods
+else:  # its methods would hide those of the backend that is inside
+    _Backend = object
+
+
+class FaultyBackend(_Faulty, _Backend):
     _methods = frozenset({"put_async", "get_async", "get_ranges_async", "head_async", "delete_async"})
 
 

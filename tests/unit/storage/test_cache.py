@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sava.records import Compression, RecordBatch
-from sava.storage.cache import BatchCache, RecentBatches
 from sava.storage.errors import DataGap
+from sava.storage.tiered import BatchCache, RecentBatches
 
 
 def batch(

@@ -65,10 +65,9 @@ async def opened(path: Path, mirrors: Mirrors) -> AsyncIterator[Answers]:
         LocalDisk(path),
         broker="a",
         options=JournalOptions(file_bytes=4096),
-        is_mirrored=True,
         fail=failures.append,
     )
-    await journal.begin_life(mirrors)
+    await journal.begin_generation(mirrors)
     try:
         yield Answers(journal)
     finally:
@@ -80,17 +79,17 @@ async def test_durable_is_not_committed(tmp_path: Path) -> None:
     mirrors = Mirrors()
     async with opened(tmp_path, mirrors) as answers:
         first, second = answers.append(0), answers.append(1)
-        middle = (await answers.journal.drained()) - 8
+        middle = (await answers.journal.queue.drained()) - 8
         assert mirrors.own > middle
         assert answers.told == []
-        assert not answers.journal.index(1)
-        answers.journal.committed(middle)
+        assert not answers.journal.holdings.index(1)
+        answers.journal.queue.committed(middle)
         await first
         assert answers.told == [(0, None)], "the second ends behind what is committed"
-        assert answers.journal.index(1).ranges == [(0, 1)]
-        answers.journal.committed(mirrors.own)
+        assert answers.journal.holdings.index(1).ranges == [(0, 1)]
+        answers.journal.queue.committed(mirrors.own)
         await second
-        assert answers.journal.index(1).ranges == [(0, 2)]
+        assert answers.journal.holdings.index(1).ranges == [(0, 2)]
 
 
 async def test_a_refused_frame_is_told_behind_the_ones_before_it_and_the_door_opens_after_that(
@@ -102,24 +101,24 @@ async def test_a_refused_frame_is_told_behind_the_ones_before_it_and_the_door_op
     async with opened(tmp_path, mirrors) as answers:
         journal = answers.journal
         first = answers.append(0)
-        end = await journal.drained()
+        end = await journal.queue.drained()
         fill_disk(journal, monkeypatch)
         second = answers.append(1)
-        await journal.drained()
+        await journal.queue.drained()
         assert answers.told == []
         with pytest.raises(DiskFull):
             answers.append(1)
         monkeypatch.undo()
         with pytest.raises(DiskFull):
             answers.append(1)  # nobody was told of the refusal yet
-        journal.committed(end)
+        journal.queue.committed(end)
         await asyncio.gather(first, second)
         assert answers.told == [(0, None), (1, DiskFull)]
-        await journal.drained()
+        await journal.queue.drained()
         again = answers.append(1)
-        journal.committed(await journal.drained())
+        journal.queue.committed(await journal.queue.drained())
         await again
-        assert journal.index(1).ranges == [(0, 2)]
+        assert journal.holdings.index(1).ranges == [(0, 2)]
 
 
 async def test_the_end_of_a_life_fails_what_is_in_flight_and_no_topic_goes_on(tmp_path: Path) -> None:
@@ -128,16 +127,16 @@ async def test_the_end_of_a_life_fails_what_is_in_flight_and_no_topic_goes_on(tm
         journal = answers.journal
         journal.fence(1, 1)
         durable = answers.append(0)
-        await journal.drained()
+        await journal.queue.drained()
         queued = answers.append(1)
-        journal.end_life(Ended())
+        journal.end_generation(Ended())
         await asyncio.gather(durable, queued)
         assert answers.told == [(0, Ended), (1, Ended)]
         with pytest.raises(Ended):
             answers.append(2)
-        assert not journal.is_alive
-        await journal.drained()
-        await journal.begin_life(mirrors)
+        assert not journal.queue.has_generation
+        await journal.queue.drained()
+        await journal.begin_generation(mirrors)
         with pytest.raises(Fenced):
             answers.append(0, epoch=1)
         journal.fence(1, 2)
@@ -154,7 +153,7 @@ async def test_what_waits_for_room_is_refused_when_the_life_ends(tmp_path: Path)
         waiting = asyncio.create_task(journal.reserve(size))
         await asyncio.sleep(0)
         assert not waiting.done()
-        journal.end_life(Ended())
+        journal.end_generation(Ended())
         await waiting
         with pytest.raises(Ended):
             answers.append(1)
@@ -180,12 +179,12 @@ async def test_the_log_is_trimmed_as_far_as_the_record_allows(tmp_path: Path) ->
         files = log_files(tmp_path)
         mirrors.floor = 0
         journal.release(1, 100)
-        await journal.drained()
+        await journal.queue.drained()
         assert log_files(tmp_path) == files
         assert mirrors.asked
         mirrors.floor = 1 << 62
         journal.trim()
-        await journal.drained()
+        await journal.queue.drained()
         assert log_files(tmp_path) < files
 
 
@@ -200,7 +199,7 @@ async def test_a_journal_of_which_nothing_is_needed_holds_no_notes_either(tmp_pa
         await answers.append(0, topic=2)
         journal.release(1, 1)
         journal.release(2, 1)
-        end = await journal.drained()
+        end = await journal.queue.drained()
         assert (journal.floor, journal.held_bytes) == (end, 0)
         assert mirrors.asked[-1] == end
 
@@ -213,15 +212,15 @@ async def test_a_frame_is_needed_though_it_is_committed_before_the_loop_has_hear
     mirrors = Mirrors()
     async with opened(tmp_path, mirrors) as answers:
         journal = answers.journal
-        before = await journal.drained()
+        before = await journal.queue.drained()
         frame = answers.append(0)
         while journal._log.durable_end == before:
             pass  # the loop must not run
-        journal.committed(journal._log.durable_end)
+        journal.queue.committed(journal._log.durable_end)
         assert journal.floor == before
         mirrors.position = 1 << 62
         await frame
-        assert journal.index(1).ranges == [(0, 1)]
+        assert journal.holdings.index(1).ranges == [(0, 1)]
         assert journal.floor == before
 
 
@@ -229,16 +228,18 @@ async def test_what_nobody_acknowledged_is_left_out_after_a_restart(tmp_path: Pa
     mirrors = Mirrors()
     async with opened(tmp_path, mirrors) as answers:
         first = answers.append(0)
-        closed = await answers.journal.drained()
+        closed = await answers.journal.queue.drained()
         answers.append(1)
-        end = await answers.journal.drained()
-        answers.journal.committed(closed)
+        end = await answers.journal.queue.drained()
+        answers.journal.queue.committed(closed)
         await first
     failures: list[BaseException] = []
-    journal = await Journal.open(LocalDisk(tmp_path), broker="a", void=[(closed, end)], fail=failures.append)
+    journal = await Journal.open(
+        LocalDisk(tmp_path), broker="a", uncommitted_tails=[(closed, end)], fail=failures.append
+    )
     try:
-        assert journal.index(1).ranges == [(0, 1)]
-        assert journal.known_producers(1).next_sequence(9) == 1
+        assert journal.holdings.index(1).ranges == [(0, 1)]
+        assert journal.holdings.take_producers(1).next_sequence(9) == 1
     finally:
         await journal.close()
 
@@ -258,17 +259,17 @@ async def test_a_frame_that_found_the_disk_full_does_not_shut_the_door_for_the_n
     async with opened(tmp_path, mirrors) as answers:
         journal = answers.journal
         durable = answers.append(0)
-        await journal.drained()
+        await journal.queue.drained()
         fill_disk(journal, monkeypatch)
         refused = answers.append(1)
-        await journal.drained()
+        await journal.queue.drained()
         monkeypatch.undo()
-        journal.end_life(Ended())
+        journal.end_generation(Ended())
         await asyncio.gather(durable, refused)
         assert answers.told == [(0, Ended), (1, DiskFull)]
-        await journal.drained()
+        await journal.queue.drained()
         mirrors.position = 1 << 62
-        await journal.begin_life(mirrors)
+        await journal.begin_generation(mirrors)
         await answers.append(0, epoch=2)
         assert answers.told[-1] == (0, None)
 
@@ -278,17 +279,17 @@ async def test_whoever_waits_for_a_life_that_will_not_be_is_told(tmp_path: Path)
     that is being opened is waited for before the broker registers anew. Both would wait for ever."""
     async with opened(tmp_path, Mirrors()) as answers:
         journal = answers.journal
-        journal.end_life(Ended())
-        journal.expect_life()
-        waiting = asyncio.create_task(journal.has_life())
+        journal.end_generation(Ended())
+        journal.queue.expect_generation()
+        waiting = asyncio.create_task(journal.queue.wait_for_generation())
         await asyncio.sleep(0)
-        journal.fail_waiting(Ended())
+        journal.queue.fail_waiting(Ended())
         with pytest.raises(Ended):
             await waiting
-        journal.expect_life()
-        later = asyncio.create_task(journal.has_life())
+        journal.queue.expect_generation()
+        later = asyncio.create_task(journal.queue.wait_for_generation())
         await asyncio.sleep(0)
-        await journal.begin_life(Mirrors())
+        await journal.begin_generation(Mirrors())
         await later
 
 
@@ -298,10 +299,10 @@ async def test_whoever_comes_to_wait_for_a_life_that_will_not_be_is_told_too(tmp
     anew, and without that there is no life: the broker never came back."""
     async with opened(tmp_path, Mirrors()) as answers:
         journal = answers.journal
-        for end in (journal.end_life, journal.fail_waiting):
+        for end in (journal.end_generation, journal.queue.fail_waiting):
             end(Ended())
             with pytest.raises(Ended):
-                await asyncio.wait_for(journal.has_life(), PATIENCE_S)
+                await asyncio.wait_for(journal.queue.wait_for_generation(), PATIENCE_S)
 
 
 async def test_an_answer_is_degraded_if_it_was_so_when_it_was_given(tmp_path: Path) -> None:
@@ -309,7 +310,7 @@ async def test_an_answer_is_degraded_if_it_was_so_when_it_was_given(tmp_path: Pa
     mirrors = Mirrors()
     mirrors.position = 1 << 62
     async with Cluster(tmp_path).broker() as broker:
-        await broker.journal.begin_life(mirrors)
+        await broker.journal.begin_generation(mirrors)
         log = await broker.open_topic(TOPIC, epoch=1)
         for state in (False, True, True, False, True, False):
             mirrors.is_degraded = state
@@ -323,9 +324,9 @@ async def with_one_in_flight(broker: BrokerStorage, mirrors: Mirrors) -> tuple[T
     log = await broker.open_topic(TOPIC, epoch=1)
     await append_each(log, 0, 3)
     await log._parts.uploader.flush(log._backlog, 3)
-    mirrors.position = await broker.journal.drained()
+    mirrors.position = await broker.journal.queue.drained()
     in_flight = await log.begin(numbered(3, 4))
-    await broker.journal.drained()
+    await broker.journal.queue.drained()
     return log, in_flight
 
 
@@ -336,7 +337,7 @@ async def test_an_owner_that_was_replaced_shows_what_was_committed_and_nothing_e
     mirrors, cluster = Mirrors(), Cluster(tmp_path)
     mirrors.position = 1 << 62
     async with cluster.broker("a") as old, cluster.broker("b") as new:
-        await old.journal.begin_life(mirrors)
+        await old.journal.begin_generation(mirrors)
         zombie, in_flight = await with_one_in_flight(old, mirrors)
         # Who salvages the journal finds nothing beyond the segments.
         await cluster.catalog().seal(epoch=1, end=3, producers=(), origins=())
@@ -348,7 +349,7 @@ async def test_an_owner_that_was_replaced_shows_what_was_committed_and_nothing_e
         assert (zombie.next_offset, in_flight.done(), beyond.done()) == (3, False, False)
         with pytest.raises(Fenced):
             await zombie.enforce_retention(RetentionPolicy(max_bytes=1), now_ms=1 << 50)
-        old.journal.end_life(Ended())
+        old.journal.end_generation(Ended())
         with pytest.raises(Fenced):
             await zombie.append(numbered(3, 4))
         with pytest.raises(Fenced):
@@ -364,9 +365,9 @@ async def test_a_topic_with_a_message_in_doubt_does_not_rest(tmp_path: Path) -> 
     mirrors, cluster = Mirrors(), Cluster(tmp_path)
     mirrors.position = 1 << 62
     async with cluster.broker(options=TOLD) as broker:
-        await broker.journal.begin_life(mirrors)
+        await broker.journal.begin_generation(mirrors)
         log, in_flight = await with_one_in_flight(broker, mirrors)
-        broker.journal.end_life(Ended())
+        broker.journal.end_generation(Ended())
         with pytest.raises(Ended):
             await in_flight
         log._marker._due()
@@ -378,6 +379,6 @@ async def test_a_topic_with_a_message_in_doubt_does_not_rest(tmp_path: Path) -> 
         await log.close()
         await broker.journal.replay(())
         mirrors.position = 1 << 62
-        await broker.journal.begin_life(mirrors)
+        await broker.journal.begin_generation(mirrors)
         again = await broker.open_topic(TOPIC, epoch=2)
         assert await contents(again) == expected(0, 4)

@@ -29,6 +29,7 @@ from sava.wal import (
     errors as wal_errors,
 )
 from tests.sim.disk import CrashPolicy, SimDisk
+from tests.support.one_disk import OneDisk
 
 SMALL = JournalOptions(file_bytes=4096)
 
@@ -59,6 +60,7 @@ async def opened(
 ) -> AsyncIterator[Journal]:
     failures: list[BaseException] = []
     journal = await Journal.open(disk, broker="a", options=options, fail=fail or failures.append)
+    await journal.begin_generation(OneDisk())
     try:
         yield journal
     finally:
@@ -85,9 +87,9 @@ async def test_batches_of_many_topics_come_back_after_a_restart(tmp_path: Path) 
             await asyncio.gather(*(append(journal, frame(base, 2, topic=topic)) for topic in (1, 2, 3)))
         identity = journal.identity
     async with opened(LocalDisk(tmp_path)) as journal:
-        assert journal.topic_ids == [1, 2, 3]
+        assert journal.holdings.topic_ids == [1, 2, 3]
         for topic in (1, 2, 3):
-            assert journal.index(topic).ranges == [(0, 100)]
+            assert journal.holdings.index(topic).ranges == [(0, 100)]
             assert await offsets(journal, topic) == list(range(100))
         assert journal.identity.storage_id == identity.storage_id
         assert journal.identity.incarnation == identity.incarnation + 1
@@ -97,7 +99,7 @@ async def test_batches_of_many_topics_come_back_after_a_restart(tmp_path: Path) 
 async def test_one_sync_serves_what_came_in_meanwhile(tmp_path: Path) -> None:
     async with opened(LocalDisk(tmp_path), JournalOptions()) as journal:
         await asyncio.gather(*(append(journal, frame(0, topic=topic)) for topic in range(500)))
-        assert journal.syncs < 50
+        assert journal.queue.syncs < 50
 
 
 async def test_completions_come_in_the_order_of_the_appends(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ async def test_released_frames_are_trimmed_up_to_the_lowest_that_is_needed(tmp_p
         assert len(log_files(tmp_path)) < files / 4
         assert await offsets(journal, 1, 200) == [200, 201]
         assert await journal.read(1, 199, 1 << 20) == []
-        assert journal.topic_ids == [1]
+        assert journal.holdings.topic_ids == [1]
 
 
 async def test_trimmed_files_give_their_space_back(tmp_path: Path) -> None:
@@ -172,8 +174,8 @@ async def test_released_frames_do_not_come_back_after_a_restart(tmp_path: Path) 
         journal.release(1, 10)
         journal.release(2, 4)
     async with opened(LocalDisk(tmp_path), JournalOptions()) as journal:
-        assert journal.topic_ids == [2]
-        assert journal.index(2).ranges == [(4, 10)]
+        assert journal.holdings.topic_ids == [2]
+        assert journal.holdings.index(2).ranges == [(4, 10)]
 
 
 async def test_appends_wait_while_too_much_is_held(tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ async def test_a_fenced_epoch_appends_nothing(tmp_path: Path) -> None:
         with pytest.raises(Fenced):
             append(journal, frame(1))
         await append(journal, frame(1, epoch=2))
-        assert journal.index(1).ranges == [(0, 2)]
+        assert journal.holdings.index(1).ranges == [(0, 2)]
 
 
 async def test_runs_of_several_epochs_are_told_apart(tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ async def test_runs_of_several_epochs_are_told_apart(tmp_path: Path) -> None:
         for base in range(9, 12):
             await append(journal, frame(base, epoch=3))
     async with opened(LocalDisk(tmp_path)) as journal:
-        assert journal.index(1).ranges == [(0, 5), (9, 12)]
+        assert journal.holdings.index(1).ranges == [(0, 5), (9, 12)]
         assert await offsets(journal) == [0, 1, 2, 3, 4]
         assert await offsets(journal, start=9) == [9, 10, 11]
         assert await journal.read(1, 7, 1000) == []
@@ -293,13 +295,14 @@ async def test_disowned_frames_are_gone_for_good(tmp_path: Path) -> None:
         await append(journal, frame(6, epoch=2))
         assert await offsets(journal) == list(range(7))
     async with opened(LocalDisk(tmp_path)) as journal:
-        assert journal.index(1).ranges == [(0, 7)]
+        assert journal.holdings.index(1).ranges == [(0, 7)]
         assert (await journal.read(1, 6, 1))[0].header.epoch == 2
 
 
 async def test_frames_that_cannot_have_been_written_stop_the_journal(tmp_path: Path) -> None:
     failures: list[BaseException] = []
     journal = await Journal.open(LocalDisk(tmp_path), broker="a", fail=failures.append)
+    await journal.begin_generation(OneDisk())
     await append(journal, frame(5))
     with pytest.raises(JournalCorrupt):
         await append(journal, frame(7))
@@ -395,6 +398,7 @@ async def test_a_failed_sync_is_final() -> None:
     sim = SimDisk(Random(1))
     failures: list[BaseException] = []
     journal = await Journal.open(sim, broker="a", fail=failures.append)
+    await journal.begin_generation(OneDisk())
     await append(journal, frame(0))
     sim.fail_next("sync")
     refused = [append(journal, frame(base)) for base in (1, 2)]
@@ -413,6 +417,7 @@ async def test_what_was_told_durable_survives_a_power_cut(policy: CrashPolicy) -
         disk, told = SimDisk(rng), 0
         for _ in range(4):
             journal = await Journal.open(disk, broker="a", options=SMALL, fail=lambda failure: None)
+            await journal.begin_generation(OneDisk())
             end = _end(journal)
             assert end >= told
             assert await offsets(journal) == list(range(end))
@@ -425,7 +430,7 @@ async def test_what_was_told_durable_survives_a_power_cut(policy: CrashPolicy) -
 
 
 def _end(journal: Journal) -> int:
-    return (journal.index(1).ranges or [(0, 0)])[-1][1]
+    return (journal.holdings.index(1).ranges or [(0, 0)])[-1][1]
 
 
 async def _close_dead(journal: Journal) -> None:

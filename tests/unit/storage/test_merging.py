@@ -404,20 +404,20 @@ async def test_an_owner_merges_when_there_are_many(cluster: Cluster) -> None:
     async with cluster.broker(options=NO_CACHE) as storage:
         log = await storage.open_topic(TOPIC, epoch=1)
         await stored(log, 0, 7)
-        assert await log.housekeeping.merge_segments(None) == 0
+        assert await log.maintenance.merge_segments(None) == 0
         await stored(log, 7, 14)
-        assert await log.housekeeping.merge_segments(None) == 0, "looks at every eighth"
+        assert await log.maintenance.merge_segments(None) == 0, "looks at every eighth"
         await stored(log, 14, 15)
-        assert await log.housekeeping.merge_segments(None) == 15
+        assert await log.maintenance.merge_segments(None) == 15
         [merged] = await log.segments()
         assert [merged] == await cluster.catalog().segments()
         await stored(log, 15, 27)
-        assert await log.housekeeping.merge_segments(None) == 0, "the merged one has more than half"
+        assert await log.maintenance.merge_segments(None) == 0, "the merged one has more than half"
         await stored(log, 27, 40)
-        assert await log.housekeeping.merge_segments(None) == 26
+        assert await log.maintenance.merge_segments(None) == 26
         assert await contents(log) == expected(0, 40)
         assert await cluster.object_count() == 1
-        assert await log.housekeeping.merge_segments(None) == 0
+        assert await log.maintenance.merge_segments(None) == 0
 
 
 async def test_what_an_earlier_owner_has_left_is_merged_with_the_next_segment(cluster: Cluster) -> None:
@@ -427,9 +427,9 @@ async def test_what_an_earlier_owner_has_left_is_merged_with_the_next_segment(cl
         await log.seal()
     async with cluster.broker("b") as storage:
         log = await storage.open_topic(TOPIC, epoch=2)
-        assert await log.housekeeping.merge_segments(None) == 0, "nobody looks at topics that rest"
+        assert await log.maintenance.merge_segments(None) == 0, "nobody looks at topics that rest"
         await stored(log, 10, 11)
-        assert await log.housekeeping.merge_segments(None) == 11
+        assert await log.maintenance.merge_segments(None) == 11
         assert await contents(log) == expected(0, 11)
 
 
@@ -437,7 +437,7 @@ async def test_retention_by_age_keeps_segments_short(cluster: Cluster) -> None:
     async with cluster.broker() as storage:
         log = await storage.open_topic(TOPIC, epoch=1)
         await stored(log, 0, 10)
-        assert await log.housekeeping.merge_segments(RetentionPolicy(max_age_ms=0)) == 0
+        assert await log.maintenance.merge_segments(RetentionPolicy(max_age_ms=0)) == 0
 
 
 @pytest.mark.parametrize("seen", range(1, 12))
@@ -450,7 +450,7 @@ async def test_a_reader_goes_on_where_its_segments_were_merged(cluster: Cluster,
         async for batch in log.read(0):
             found += [payload.decode() for payload in batch.payloads()]
             if len(found) == seen:
-                assert await log.housekeeping.merge_segments(None) == 12
+                assert await log.maintenance.merge_segments(None) == 12
         assert found == expected(0, 12)
 
 
@@ -463,7 +463,7 @@ async def test_a_reader_that_knows_old_descriptors_asks_again(
         log = await storage.open_topic(TOPIC, epoch=1)
         await stored(log, 0, 12)
         assert len(await log.segments()) == 12
-        assert await log.housekeeping.merge_segments(None) == 12
+        assert await log.maintenance.merge_segments(None) == 12
         assert await log.offset_at(5) == 4
         assert await contents(log, 3) == expected(3, 12)
 
@@ -489,11 +489,11 @@ async def test_an_object_that_is_about_to_be_named_is_not_swept(
         sweeping: list[asyncio.Task[int]] = []
 
         async def wake_up() -> None:
-            sweeping.append(asyncio.create_task(log.housekeeping.sweep_orphans(now_ms=FAR)))
+            sweeping.append(asyncio.create_task(log.maintenance.sweep_orphans(now_ms=FAR)))
             await asyncio.wait(sweeping, timeout=0.5)
 
         metadata.plan("txn", before(wake_up))
-        assert await log.housekeeping.merge_segments(None) == 8
+        assert await log.maintenance.merge_segments(None) == 8
         await sweeping[0]
         assert await contents(log) == expected(0, 8)
 
@@ -513,7 +513,7 @@ async def test_a_topic_that_ends_does_not_wait_for_a_merge(
             await asyncio.Event().wait()
 
         backend.plan("put_async", stuck)
-        merging_ = asyncio.create_task(log.housekeeping.merge_segments(None))
+        merging_ = asyncio.create_task(log.maintenance.merge_segments(None))
         await has_begun.wait()
         await getattr(log, ends)()
         assert await merging_ == 0

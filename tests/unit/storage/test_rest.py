@@ -141,7 +141,9 @@ async def test_appends_wait_for_the_rest_under_way_and_share_one_wake(
         tasks = [asyncio.create_task(log.append(numbered(n, n + 1))) for n in range(5, 25)]
         await asyncio.sleep(0.01)
         assert log.assigned_offset == 5
-        assert broker.journal.topic_ids == [], "no frame before the record says that there may be one"
+        assert broker.journal.holdings.topic_ids == [], (
+            "no frame before the record says that there may be one"
+        )
         metadata.calls.clear()
         held.may_go_on.set()
         assert await asyncio.gather(*tasks) == list(range(5, 25))
@@ -156,7 +158,7 @@ async def test_the_first_frame_comes_after_the_wake(cluster: Cluster, metadata: 
         metadata.plan("txn", held)
         appending = asyncio.create_task(log.append(numbered(0, 1)))
         await held.has_come.wait()
-        assert (log.assigned_offset, broker.journal.topic_ids) == (0, [])
+        assert (log.assigned_offset, broker.journal.holdings.topic_ids) == (0, [])
         held.may_go_on.set()
         assert await appending == 0
 
@@ -249,7 +251,7 @@ async def test_a_wake_that_is_refused_refuses_all_who_wait(
         outcomes = await asyncio.gather(*(log.append(batch("x")) for _ in range(3)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [Unavailable] * 3
         assert (await state_of(cluster)).is_clean
-        assert broker.journal.topic_ids == []
+        assert broker.journal.holdings.topic_ids == []
         assert log.status is LogStatus.OPEN
         await append_each(log, 0, 3)
 
@@ -266,7 +268,7 @@ async def test_a_wake_of_unknown_outcome_appends_nothing_and_can_be_tried_again(
             await log.append(numbered(5, 6))
         assert isinstance(caught.value, RetryableError)
         assert log.next_offset == log.assigned_offset == 5
-        assert broker.journal.topic_ids == []
+        assert broker.journal.holdings.topic_ids == []
         await append_each(log, 5, 7)
         assert not (await state_of(cluster)).is_clean
 

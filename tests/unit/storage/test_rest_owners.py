@@ -148,7 +148,7 @@ async def test_the_old_owner_at_rest_is_fenced_by_its_first_append(cluster: Clus
         outcomes = await asyncio.gather(*(old.append(batch("x")) for _ in range(3)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [Fenced] * 3
         assert old.status is LogStatus.FENCED
-        assert here.journal.topic_ids == []
+        assert here.journal.holdings.topic_ids == []
         await append_each(new, 5, 8)
         with pytest.raises(Fenced):
             await old.append(batch("x"))

@@ -52,7 +52,7 @@ class World:
     async def start(self) -> None:
         for name in BROKERS:
             broker = await self.cluster.start(name, OPTIONS)
-            await broker.journal.begin_life(self._begin_life(broker.journal))
+            await broker.journal.begin_generation(self._begin_life(broker.journal))
             self.brokers[name] = broker
 
     def _begin_life(self, journal: Journal) -> Mirrors:
@@ -148,14 +148,14 @@ class World:
         rest. Whoever closes the journal finds that the message counts, or that it does not."""
         log = self.logs[-1]
         journal = log._journal
-        start = self.mirrors[journal].position = await journal.drained()
+        start = self.mirrors[journal].position = await journal.queue.drained()
         with suppress(RetryableError, CallerError):
             self.sent += 1
             in_flight = await log.begin(batch(f"{self.sent}"))
             in_flight.add_done_callback(lambda future: future.exception())
         if self.dice.random() < 0.7:
-            await journal.drained()
-        journal.end_life(Ended())
+            await journal.queue.drained()
+        journal.end_generation(Ended())
         for each in self.logs:
             if each._journal is journal and self.dice.random() < 0.7:
                 each._marker._due()
@@ -164,11 +164,11 @@ class World:
         for each in self.logs:
             if each._journal is journal:
                 await each.close()
-        end = await journal.drained()
+        end = await journal.queue.drained()
         if self.dice.random() < 0.5:
             self.void[journal].append((start, end))
         await journal.replay(self.void[journal])
-        await journal.begin_life(self._begin_life(journal))
+        await journal.begin_generation(self._begin_life(journal))
         self.lives += 1
         self.lost_epoch = self.epoch
 

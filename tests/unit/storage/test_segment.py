@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import google_crc32c
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from obstore.store import MemoryStore
+from obstore.store import MemoryStore, ObjectStoreMethods
 
 from sava.records import Message, Origin, RecordBatch
 from sava.storage import segment_file
@@ -345,7 +345,7 @@ async def test_what_is_no_segment_is_not_written(backend: FaultyBackend, flaky: 
 )
 async def test_a_store_that_keeps_something_else_is_found_out(damage: Callable[[bytes], bytes]) -> None:
     with pytest.raises(SegmentCorrupt):
-        await write(ObjectStore("memory://", _Damaging(damage), attempts=1), 0, 100)
+        await write(ObjectStore("memory://", cast(ObjectStoreMethods, _Damaging(damage)), attempts=1), 0, 100)
 
 
 class _Damaging:

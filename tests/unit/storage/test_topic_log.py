@@ -273,7 +273,7 @@ async def test_one_gapless_stream_over_segments_journal_and_cache(cluster: Clust
         await stored(log, 20)
         await append_each(log, 20, 60)
         assert log.stored_offset == 20
-        assert broker.journal.index(TOPIC.topic_id).ranges == [(20, 60)]
+        assert broker.journal.holdings.index(TOPIC.topic_id).ranges == [(20, 60)]
         for start, end in ((0, 60), (6, 60), (19, 21), (25, 26), (59, 60), (0, 20), (33, 58), (60, 60)):
             assert await contents(log, start, end) == expected(start, end)
 
@@ -433,7 +433,7 @@ async def test_sealing_resolves_what_is_in_flight_and_refuses_what_comes_later(c
         assert state.end == 10
         assert (await cluster.catalog().load()) == state
         assert await log.seal() == state, "sealing again changes nothing"
-        assert broker.journal.topic_ids == [], "the journal lets go of it"
+        assert broker.journal.holdings.topic_ids == [], "the journal lets go of it"
 
 
 async def test_a_seal_that_comes_to_its_deadline_is_taken_back(cluster: Cluster) -> None:

@@ -54,7 +54,7 @@ async def test_enough_bytes_make_a_segment(cluster: Cluster) -> None:
         await until_stored(log, 10)
         for segment in await cluster.catalog().segments():
             assert segment.end - segment.start == 2, "as many batches as fit"
-        assert storage.journal.index(TOPIC.topic_id).start >= 10
+        assert storage.journal.holdings.index(TOPIC.topic_id).start >= 10
 
 
 async def test_age_makes_a_segment(cluster: Cluster) -> None:

@@ -294,7 +294,7 @@ async def test_a_stretch_without_messages_moves_the_chain_and_is_noted_soon(
         await log._parts.uploader.flush(log._backlog, 5)
         assert await copy(chain, eu, 5, 20) == Copied(20, 5, 0, 0, 0)
         assert await chain.progress() == SourceProgress(True, 20, 5)
-        await until(lambda: log.chains.settled(eu.source.chain_id).kept == 20)
+        await until(lambda: log.chains.positions.settled(eu.source.chain_id).kept == 20)
     async with cluster.broker("b") as broker:  # on another disk: all is in segments, and so at rest
         state = await cluster.catalog().load()
         assert state is not None
