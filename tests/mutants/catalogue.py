@@ -155,8 +155,8 @@ MUTANTS = (
         "m16",
         "the log is compacted before the snapshot is durable",
         f"{META}/replica/persister.py",
-        "        self._saver.save(base, machine.freeze(), self._saved)\n",
-        "        self._saver.save(base, machine.freeze(), self._saved)\n        core.snapshot_taken(base)\n",
+        "        self._save(base, machine.freeze(), self._saved)\n",
+        "        self._save(base, machine.freeze(), self._saved)\n        core.snapshot_taken(base)\n",
         seeds=20,
     ),
     Mutant(

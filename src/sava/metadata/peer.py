@@ -2,7 +2,7 @@
 
 Every message travels in an ``Envelope`` that names the cluster, both ends and the sender's life. A node
 drops what is not meant for it, counts it, and never lets a message from another cluster, another node with a
-copied directory, or an earlier life of a peer reach the core.
+copied directory, or an earlier incarnation of a peer reach the core.
 
 ``Transport`` carries the envelopes. A node calls it to reach others, and it calls the node (``Inbound``) with
 what others sent.

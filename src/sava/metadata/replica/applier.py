@@ -9,39 +9,40 @@ state that cannot be, and stops the node.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable
 
 from sava.metadata.commands import Result, decode_proposal
 from sava.metadata.machine.limits import Limits
 from sava.metadata.machine.state_machine import Applied, StateMachine
 from sava.metadata.replica.proposals import LeaseKeeper, Proposals
+from sava.metadata.snapshots import SnapshotStore
 from sava.metadata.watch import WatchHub
 from sava.raft.core import RaftCore
 from sava.raft.types import Entry, EntryKind, InvariantError, NodeId, SnapshotMeta
 
 OnApplied = Callable[[Entry, Applied], None]
+Callback = Callable[[], None]
 
 
 class Applier:
-    def __init__(self, node: NodeId, limits: Limits, load: Callable[[SnapshotMeta], Iterable[bytes]]) -> None:
+    def __init__(self, node: NodeId, limits: Limits, snapshots: SnapshotStore) -> None:
         self._node = node
         self._limits = limits
-        self._load = load
+        self._snapshots = snapshots
         self.machine = StateMachine(limits)
         self.hub = WatchHub(0)
         self.index = 0
         self.term = 0
         """Of the entry at ``index``."""
         self.queue: list[Entry] = []
-        self.by_index: ApplyWait[Callback] = ApplyWait()
-        self.by_revision: ApplyWait[Callback] = ApplyWait()
+        self.by_index = ApplyWait()
+        self.by_revision = ApplyWait()
         self.on_applied: OnApplied | None = None
         self._was_member = False
         self.is_removed = False
 
     def restore(self, meta: SnapshotMeta) -> StateMachine:
-        return StateMachine.restore(self._load(meta), self._limits)
+        return StateMachine.restore(self._snapshots.load(meta), self._limits)
 
     def begin(self, meta: SnapshotMeta) -> None:
         """Start from the snapshot that the log continues (index 0: from nothing)."""
@@ -90,10 +91,10 @@ class Applier:
 
     def reach(self) -> None:
         """Call back those whose index or revision has come."""
-        if len(self.by_index):
-            _call(self.by_index.reached(self.index))
-        if len(self.by_revision):
-            _call(self.by_revision.reached(self.machine.revision))
+        if self.by_index.callbacks:
+            self.by_index.reached(self.index)
+        if self.by_revision.callbacks:
+            self.by_revision.reached(self.machine.revision)
 
     def _note_membership(self, is_member: bool) -> None:
         if is_member:
@@ -102,42 +103,30 @@ class Applier:
             self.is_removed = True
 
 
-def _call(callbacks: Sequence[Callback]) -> None:
-    for callback in callbacks:
-        callback()
-
-
-T = TypeVar("T")
-
-
-class ApplyWait(Generic[T]):
+class ApplyWait:
     """Who waits for a number that only grows (an applied index, a revision)."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int]] = []
-        self._items: dict[int, T] = {}
+        self.callbacks: dict[int, Callback] = {}
+        """By ticket."""
 
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def add(self, number: int, ticket: int, item: T) -> None:
+    def add(self, number: int, ticket: int, callback: Callback) -> None:
         """``ticket`` names it for ``cancel``."""
         heapq.heappush(self._heap, (number, ticket))
-        self._items[ticket] = item
+        self.callbacks[ticket] = callback
 
     def cancel(self, ticket: int) -> None:
-        if self._items.pop(ticket, None) is not None and len(self._heap) > 2 * len(self._items) + 64:
-            self._heap = [entry for entry in self._heap if entry[1] in self._items]
+        if self.callbacks.pop(ticket, None) is not None and len(self._heap) > 2 * len(self.callbacks) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] in self.callbacks]
             heapq.heapify(self._heap)
 
-    def reached(self, number: int) -> list[T]:
-        """What waited for ``number`` or less, in order."""
+    def reached(self, number: int) -> None:
+        """Call back, in order, what waited for ``number`` or less."""
         heap, ready = self._heap, []
         while heap and heap[0][0] <= number:
-            item = self._items.pop(heapq.heappop(heap)[1], None)
-            if item is not None:
-                ready.append(item)
-        return ready
-
-
-Callback = Callable[[], None]
+            callback = self.callbacks.pop(heapq.heappop(heap)[1], None)
+            if callback is not None:
+                ready.append(callback)
+        for callback in ready:
+            callback()
