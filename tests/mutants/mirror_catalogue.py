@@ -430,10 +430,10 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "v3",
         "a closed journal that has lost its last copies is listed as if it went on",
-        "sava/api/admin/journals.py",
+        "sava/api/admin/ledgers.py",
         "        if is_held and not self._failover.lacks_bytes(record.origin):\n",
         "        if True:\n",
-        tests=("tests/unit/api/test_journals_admin.py",),
+        tests=("tests/unit/api/test_ledgers_admin.py",),
     ),
     _Mirror(
         "t3",

@@ -225,7 +225,7 @@ class Recoverer:
         self._told = loss.silent
         log.warning(
             "ledgers: a recovery waits for disks ledger=%s phase=%s needed=%d disks=%s; "
-            "`sava journals recover %s` shows what it would cost to close it without them",
+            "`sava ledgers recover %s` shows what it would cost to close it without them",
             self.ledger,
             recovery.phase.value,
             recovery.answers_needed,
