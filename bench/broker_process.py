@@ -96,7 +96,7 @@ class Broker:
         return brokers_rpc.BrokersStub(self._connected())
 
     @property
-    def journals(self) -> Any:
+    def ledgers(self) -> Any:
         return ledgers_rpc.LedgersStub(self._connected())
 
     def _connected(self) -> Any:

@@ -84,7 +84,7 @@ class ReplicaService(rpc.ReplicaServicer):
         self._cluster_id = cluster_id
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             cluster_id = self._cluster_id()
             if not cluster_id:
                 raise NotInitialized("this broker is not part of a cluster yet")
@@ -97,7 +97,7 @@ class ReplicaService(rpc.ReplicaServicer):
     async def DescribeTopics(
         self, request: pb.DescribeTopicsRequest, context: Any
     ) -> pb.DescribeTopicsResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             if len(request.topics) > MAX_DESCRIBED:
                 raise MessageInvalid(f"{len(request.topics)} topics; one call describes {MAX_DESCRIBED}")
             await self._topics.ready()
@@ -107,7 +107,7 @@ class ReplicaService(rpc.ReplicaServicer):
         return pb.DescribeTopicsResponse(topics=shapes)
 
     async def EnsureTopic(self, request: pb.EnsureTopicRequest, context: Any) -> pb.TopicShape:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             name, count = _head(request.topic), request.partition_count
             await self._topics.ready()
             spec = await self._topics.registry.get(name)
@@ -158,7 +158,7 @@ class ReplicaService(rpc.ReplicaServicer):
         return shape
 
     async def EnsureSchema(self, request: pb.EnsureSchemaRequest, context: Any) -> pb.EnsureSchemaResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             found = await self._schemas.register(
                 request.subject, request.type, request.definition, created_by="replication"
             )
@@ -170,15 +170,15 @@ class ReplicaService(rpc.ReplicaServicer):
 
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             await AppendStream(await self._chain(await opening(context)), context).run()
 
     async def AppendEach(self, request: pb.AppendEachRequest, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             await append_each(request, lambda each: self._chain(each.chain, each.topic_id), context)
 
     async def ReadEach(self, request: pb.ReadEachRequest, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             await read_each(self._topics, request, context)
 
     async def _chain(self, opening: pb.OpenChain, topic_id: int | None = None) -> SourceCopier:
@@ -190,7 +190,7 @@ class ReplicaService(rpc.ReplicaServicer):
         return await topic.open_chain(source)
 
     async def ApplyAcks(self, request: pb.ApplyAcksRequest, context: Any) -> pb.ApplyAcksResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             source = self._source(request.source)
             acks = [_origin_acks(each) for each in request.acks]
             try:
@@ -212,7 +212,7 @@ class ReplicaService(rpc.ReplicaServicer):
         )
 
     async def ReadAcks(self, request: pb.ReadAcksRequest, context: Any) -> pb.ReadAcksResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             topic = await self._topics.get(TopicName.parse(request.topic))
             try:
                 found = await topic.read_acks(

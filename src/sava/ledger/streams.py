@@ -130,7 +130,7 @@ class LedgerStream:
             self.pump()
             raise ConnectionError(await link.is_gone)
         finally:
-            link.abort()
+            link.connection.abort()
 
     async def _until_joined(self, link: LedgerConnection) -> None:
         joining: asyncio.Future[Any] = asyncio.create_task(self._joined.wait())
@@ -155,7 +155,7 @@ class LedgerStream:
         elif isinstance(message, LedgerRefused):
             self.refusal = message.reason
             if message.reason is not RefusalReason.GAP and self._link is not None:
-                self._link.abort(f"refused: {message.reason.name}")
+                self._link.connection.abort(f"refused: {message.reason.name}")
         durable = self._owner.durable_end(self.storage)
         if durable > before:
             self.refusal = None
@@ -167,7 +167,7 @@ class LedgerStream:
     def pump(self) -> None:
         """Send what is to be sent, as far as socket and window allow."""
         link = self._link
-        while link is not None and not link.is_paused and self._reading is None:
+        while link is not None and not link.connection.paused_at and self._reading is None:
             part = self._owner.next_send(self.storage)
             if part is None:
                 return
@@ -192,7 +192,7 @@ class LedgerStream:
             self._reading = None
         if not data:
             # Trimmed meanwhile, or not intact. The next Join says from where on the mirror can be served.
-            link.abort(f"the ledger cannot be read back at {start}")
+            link.connection.abort(f"the ledger cannot be read back at {start}")
             return
         wanted = self._owner.next_send(self.storage)
         if self._link is link and wanted is not None and wanted.start == start:

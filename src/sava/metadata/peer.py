@@ -10,7 +10,7 @@ what others sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -211,8 +211,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
-def encode_envelope(envelope: Envelope) -> bytes:
-    return _encoder.encode(envelope)
+encode_envelope: Callable[[Envelope], bytes] = _encoder.encode
 
 
 def decode_envelope(data: bytes) -> Envelope:

@@ -50,7 +50,7 @@ from sava.peer_connection import (
     PeerConnection,
     Welcome,
     decode_handshake_reply,
-    frames,
+    frame,
     is_refused,
     settle,
 )
@@ -219,7 +219,7 @@ class RaftStream:
 
     def offer(self, payloads: Sequence[bytes]) -> bool:
         """Send, or queue, or drop and count. Says whether all were taken."""
-        if self._connection is not None and not self._connection.is_paused:
+        if self._connection is not None and not self._connection.paused_at:
             return self._write(self._connection, payloads)
         if self._resume_at and self._loop.time() < self._resume_at:
             self._dropped("unreachable", len(payloads))
@@ -241,7 +241,7 @@ class RaftStream:
 
     def expire(self, now: float) -> None:
         connection = self._connection
-        if connection is not None and connection.is_paused and now - connection.paused_at > STUCK_S:
+        if connection is not None and connection.paused_at and now - connection.paused_at > STUCK_S:
             connection.abort(f"it took nothing for {STUCK_S:g} s")
 
     async def close(self) -> None:
@@ -284,7 +284,7 @@ class RaftStream:
             self._write(self._connection, waiting)
 
     def _write(self, connection: PeerConnection, payloads: Collection[bytes]) -> bool:
-        if connection.write((frames(payloads),)):
+        if connection.write(map(frame, payloads)):
             return True
         self._dropped("unreachable", len(payloads))
         return False

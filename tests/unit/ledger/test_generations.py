@@ -42,7 +42,7 @@ from tests.unit.ledger.hosts import (
 
 
 async def has_all(mirror: Host, owner: Host, end: int) -> None:
-    copy = mirror.mirrored.copies.copy(owner.id)
+    copy = mirror.mirrored.copies.logs.get(owner.id)
     assert copy is not None
     await until(lambda: copy.member.durable_end >= end, "the mirror has all")
 
@@ -101,7 +101,7 @@ async def test_the_bytes_are_on_their_way_while_the_own_disk_syncs(
         real, go_on = log._file.sync, threading.Event()
         monkeypatch.setattr(log._file, "sync", lambda: (go_on.wait(20), real())[1])
         waiting = owner.append(1)
-        state = mirror.mirrored.copies.copy(owner.id)
+        state = mirror.mirrored.copies.logs.get(owner.id)
         assert state is not None
         await until(lambda: state.member.durable_end >= log.end > log.durable_end, "the mirror has it first")
         assert not waiting.done()
@@ -120,7 +120,7 @@ async def test_a_mirror_that_was_away_catches_up_from_the_log(tmp_path: Path) ->
         for offset in range(1, 200):
             await owner.append(offset, size=2000)
         away.gate.heal()
-        owned, copy = owner.mirrored.owned, away.mirrored.copies.copy(owner.id)
+        owned, copy = owner.mirrored.owned, away.mirrored.copies.logs.get(owner.id)
         assert owned is not None
         assert copy is not None
         end = owner.journal._log.durable_end
@@ -493,7 +493,7 @@ async def test_trimmed_here_is_trimmed_on_the_mirrors(tmp_path: Path) -> None:
         owned = owner.mirrored.owned
         assert owned is not None
         for mirror in hosts[1], hosts[2]:
-            copy = mirror.mirrored.copies.copy(owner.id)
+            copy = mirror.mirrored.copies.logs.get(owner.id)
             assert copy is not None
             files = copy.files
             await until(partial(_is_trimmed, files, owned.owner), "it has let go")

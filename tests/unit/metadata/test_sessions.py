@@ -61,7 +61,7 @@ def test_s65_a_duplicated_grant_is_one_lease() -> None:
     assert steps.apply(LeaseGrant(9_000), session=session, seq=1) == steps.apply(
         LeaseGrant(9_000), session=session, seq=1
     )
-    assert len(list(steps.machine.leases())) == 1
+    assert len(list(steps.machine.leases)) == 1
 
 
 def test_requests_of_one_session_may_arrive_out_of_order() -> None:

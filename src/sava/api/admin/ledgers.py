@@ -62,7 +62,7 @@ class LedgersService(rpc.LedgersServicer):
         self._own = own
 
     async def ListLedgers(self, request: pb.ListLedgersRequest, context: Any) -> pb.ListLedgersResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             found = await self._records.all()
             ledgers = [self._describe(ledger, stored.record) for ledger, stored in found.items()]
             listed = pb.ListLedgersResponse(ledgers=ledgers)
@@ -71,7 +71,7 @@ class LedgersService(rpc.LedgersServicer):
             return listed
 
     async def DescribeLedger(self, request: pb.DescribeLedgerRequest, context: Any) -> pb.Ledger:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             ledger, stored = _one_of(await self._records.of(request.broker_id), request)
             described = self._describe(ledger, stored.record)
             if stored.record.state is LedgerState.OPEN:
@@ -81,7 +81,7 @@ class LedgersService(rpc.LedgersServicer):
             return described
 
     async def RecoverLedger(self, request: pb.RecoverLedgerRequest, context: Any) -> pb.RecoverLedgerResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             ledger = LedgerId(request.broker_id, request.incarnation)
             if request.HasField("accepted"):
                 loss = _loss_of(request.accepted)

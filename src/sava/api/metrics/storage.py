@@ -99,8 +99,8 @@ class JournalCollector(Collector):
         )
 
     def _broker_of(self, storage: StorageId) -> str:
-        neighbour = self._parts.live_brokers.find(storage)
-        return str(neighbour.broker) if neighbour is not None else ""
+        live = self._parts.live_brokers.find(storage)
+        return str(live.broker) if live is not None else ""
 
     def _of_failover(self) -> Iterable[Metric]:
         failover = self._parts.failover

@@ -26,41 +26,38 @@ class Lease(msgspec.Struct, array_like=True):
 
 
 class LeaseTable:
-    __slots__ = ("_leases", "next_id")
+    __slots__ = ("by_id", "next_id")
 
     def __init__(self) -> None:
-        self._leases: dict[int, Lease] = {}
+        self.by_id: dict[int, Lease] = {}
         self.next_id = 1
         """Never reused: a holder that slept through its expiry must not wake up with the lease of another
         holder."""
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return len(self.by_id)
 
     def __iter__(self) -> Iterator[Lease]:
-        return iter(self._leases.values())
-
-    def get(self, lease: int) -> Lease | None:
-        return self._leases.get(lease)
+        return iter(self.by_id.values())
 
     def grant(self, ttl_ms: int) -> Lease:
         lease = Lease(self.next_id, ttl_ms, 1, [])
         self.next_id += 1
-        self._leases[lease.lease] = lease
+        self.by_id[lease.lease] = lease
         return lease
 
     def add(self, lease: Lease) -> None:
-        self._leases[lease.lease] = lease
+        self.by_id[lease.lease] = lease
 
     def drop(self, lease: int) -> None:
-        del self._leases[lease]
+        del self.by_id[lease]
 
     def attach(self, lease: int, key: str) -> None:
         """The caller knows that the lease exists and that the key is not attached to it."""
-        holder = self._leases[lease]
+        holder = self.by_id[lease]
         holder.generation += 1
         insort(holder.keys, key)
 
     def detach(self, lease: int, key: str) -> None:
-        keys = self._leases[lease].keys
+        keys = self.by_id[lease].keys
         del keys[bisect_left(keys, key)]

@@ -65,26 +65,23 @@ class Session(msgspec.Struct, array_like=True):
 
 
 class SessionTable:
-    __slots__ = ("_by_nonce", "_sessions", "next_id")
+    __slots__ = ("_by_nonce", "by_id", "next_id")
 
     def __init__(self) -> None:
-        self._sessions: dict[int, Session] = {}
+        self.by_id: dict[int, Session] = {}
         self._by_nonce: dict[bytes, int] = {}
         self.next_id = 1
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self.by_id)
 
     def __iter__(self) -> Iterator[Session]:
-        return iter(self._sessions.values())
-
-    def get(self, session: int) -> Session | None:
-        return self._sessions.get(session)
+        return iter(self.by_id.values())
 
     def find(self, nonce: bytes) -> Session | None:
         """The session that an earlier copy of the same open created."""
         session = self._by_nonce.get(nonce)
-        return None if session is None else self._sessions[session]
+        return None if session is None else self.by_id[session]
 
     def open(self, nonce: bytes, stamp_ms: int) -> Session:
         session = Session(self.next_id, nonce, stamp_ms)
@@ -93,13 +90,13 @@ class SessionTable:
         return session
 
     def add(self, session: Session) -> None:
-        self._sessions[session.session] = session
+        self.by_id[session.session] = session
         self._by_nonce[session.nonce] = session.session
 
     def expire(self, before_ms: int) -> int:
         """Forget sessions whose last stamp is before ``before_ms``; returns how many."""
         idle = [session for session in self if session.last_stamp < before_ms]
         for session in idle:
-            del self._sessions[session.session]
+            del self.by_id[session.session]
             del self._by_nonce[session.nonce]
         return len(idle)

@@ -158,7 +158,7 @@ class Transaction:
         return self._space.kvs.get(key)
 
     def _put(self, key: str, value: bytes, lease: int) -> KeyValue | None:
-        if lease and self._leases.get(lease) is None:
+        if lease and lease not in self._leases.by_id:
             raise RefusedError(lease_not_found(lease))
         prev = self._read(key)
         revision = self._revision
