@@ -151,7 +151,7 @@ SUSPICION_MUTANTS = (
     Mutant(
         "d17",
         "wrong evidence against a leader is kept",
-        "sava/raft/following.py",
+        "sava/raft/replication.py",
         "    state.hurried_timeout = 0\n",
         "",
         tests=RAFT,

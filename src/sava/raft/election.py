@@ -12,6 +12,7 @@ hear the leader do not answer.
 
 from __future__ import annotations
 
+from sava.raft.leading import open_term
 from sava.raft.messages import (
     Append,
     AppendReply,
@@ -24,7 +25,6 @@ from sava.raft.messages import (
 )
 from sava.raft.output import Role
 from sava.raft.progress import Tally, count_votes
-from sava.raft.reconfigure import open_term
 from sava.raft.replication import payload_size
 from sava.raft.state import CoreState
 from sava.raft.types import NO_NODE, NodeId

@@ -1,6 +1,6 @@
 """CoreState: all that one node's consensus remembers, and the few primitives every concern needs.
 
-The modules ``election``, ``replication``, ``snapshot`` and ``reconfigure`` are functions over this state, one
+The modules ``election``, ``replication`` and ``leading`` are functions over this state, one
 concern each; ``core.RaftCore`` only dispatches to them. Imports go one way:
 
     state  <-  replication  <-  snapshot, reconfigure  <-  leading, following, election  <-  core
