@@ -22,7 +22,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -49,7 +48,7 @@ from sava.ledger.writer import LedgerCluster, LedgerWriter, MirrorOptions, OwnLo
 from sava.records import RecordBatch
 from sava.storage.journal import Journal
 from sava.storage.journal_index import BATCH
-from sava.tasks import cancelled, spawn
+from sava.tasks import Backoff, cancelled, set_within, spawn
 from sava.wal import DiskFull, LocalDisk
 
 log = logging.getLogger(__name__)
@@ -136,7 +135,7 @@ class LedgerHost:
         self._beginning = spawn(self._begin(incarnation), name=f"ledger {incarnation}", failed=self._fail)
 
     async def _begin(self, incarnation: int) -> None:
-        pause, reason = RETRY_S, ""
+        backoff, reason = Backoff(RETRY_S, LONGEST_RETRY_S, jitter=0), ""
         while True:
             try:
                 await self._try_begin(LedgerId(self._broker, incarnation))
@@ -147,8 +146,7 @@ class LedgerHost:
                 if str(error) != reason:
                     reason = str(error)
                     log.warning("ledgers: not open yet incarnation=%d error=%s", incarnation, reason)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_RETRY_S)
+                await backoff.pause()
 
     async def _try_begin(self, ledger: LedgerId) -> None:
         await self._write_ends()
@@ -165,7 +163,7 @@ class LedgerHost:
         record = opened(start, members, qw=qw, qa=qa, by=uuid.uuid4().hex, is_degraded=len(members) < qa)
         revision = await self._open_record(ledger, record)
         self._check_not_ended(ledger)
-        # No await from here on until it can be found: whoever ends it must not miss it.
+        # No await from here on until it can be found: a task that ends it must not miss it.
         self.owned = LedgerWriter(
             ledger,
             record,
@@ -195,7 +193,7 @@ class LedgerHost:
         """The records of this disk's earlier ledgers, when all of them are closed."""
         changed = asyncio.Event()
         end = self._records.listen(None, changed.set)
-        is_told = False
+        is_logged = False
         try:
             while True:
                 changed.clear()
@@ -210,14 +208,12 @@ class LedgerHost:
                 ]
                 if not still_open:
                     return earlier
-                if not is_told:
-                    is_told = True
+                if not is_logged:
+                    is_logged = True
                     log.info(
                         "ledgers: waiting until earlier ones are closed ledgers=%s", ",".join(still_open)
                     )
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_AGAIN_S):
-                        await changed.wait()
+                await set_within(LOOK_AGAIN_S, changed)
         finally:
             end()
 
@@ -267,7 +263,7 @@ class LedgerHost:
         changed = asyncio.Event()
         end = self._live_brokers.listen(changed.set)
         deadline = asyncio.get_running_loop().time() + self._options.mirror_timeout_s
-        is_told = False
+        is_logged = False
         try:
             while True:
                 changed.clear()
@@ -278,8 +274,8 @@ class LedgerHost:
                 if 1 + len(chosen) >= qa or (self._options.may_degrade and is_late):
                     return (self.storage, *chosen), qw, qa
                 former = _former_mirrors(earlier, (self.storage, *chosen))[: qa - 1 - len(chosen)]
-                if is_late and not is_told:
-                    is_told = True
+                if is_late and not is_logged:
+                    is_logged = True
                     log.warning(
                         "ledgers: %d disks must have a message, and %d are there; %s. Start the other "
                         "brokers, or set journal.degraded to allow",
@@ -288,9 +284,7 @@ class LedgerHost:
                     )
                 if is_late and 1 + len(chosen) + len(former) >= qa:
                     return (self.storage, *chosen, *former), qw, qa
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_AGAIN_S):
-                        await changed.wait()
+                await set_within(LOOK_AGAIN_S, changed)
         finally:
             end()
 
@@ -328,7 +322,7 @@ class LedgerHost:
 
     async def _end(self, incarnation: int) -> Ended | None:
         """End this generation, if it is open; where it ended."""
-        async with self._stopping:  # whoever else ends it has written down where, when this goes on
+        async with self._stopping:  # another task that ends it has written down where by now
             generation = self._generations.get(incarnation)
             if incarnation in self._ended:
                 return self._ended[incarnation]

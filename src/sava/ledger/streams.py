@@ -43,7 +43,7 @@ from sava.ledger.wire import (
     LedgerRequest,
 )
 from sava.peer_connection import Dialer
-from sava.tasks import cancelled, spawn
+from sava.tasks import Backoff, cancelled, spawn
 from sava.wal import Buffers
 from sava.wal.format import FRAME_BYTES
 
@@ -96,13 +96,14 @@ class LedgerStream:
     # -- connection --------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        pause, reason = PAUSE_MIN_S, ""
+        backoff, reason = Backoff(PAUSE_MIN_S, PAUSE_MAX_S, jitter=0), ""
         while not self._owner.is_fenced:
             try:
                 await self._connected()
             except (OSError, TimeoutError, SavaError) as error:
                 if self.is_joined and self.refusal is None:
-                    pause, reason = PAUSE_MIN_S, ""
+                    backoff.reset()
+                    reason = ""
                 if str(error) != reason:
                     reason = str(error)
                     log.info("ledgers: no stream disk=%s error=%s", self.storage, reason or "no answer")
@@ -111,8 +112,7 @@ class LedgerStream:
                 self.answers.lost(asyncio.get_running_loop().time())
                 self._owner.disconnected(self.storage)
                 self._link = None
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, PAUSE_MAX_S)
+            await backoff.pause()
 
     async def _connected(self) -> None:
         """One connection, from its beginning to its end."""

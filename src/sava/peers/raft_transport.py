@@ -57,7 +57,7 @@ from sava.peer_connection import (
 from sava.peers import tls
 from sava.raft.messages import Append, SnapshotChunk
 from sava.raft.types import NodeId
-from sava.tasks import cancelled
+from sava.tasks import Backoff, cancelled
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class RaftStream:
         self._queued_bytes = 0
         self._connection: PeerConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._pause_s = PAUSE_MIN_S
+        self._backoff = Backoff(PAUSE_MIN_S, PAUSE_MAX_S, jitter=0)
         self._resume_at = 0.0
         self._is_closing = False
 
@@ -269,7 +269,7 @@ class RaftStream:
     def _welcomed(self, connection: PeerConnection, payload: bytes) -> None:
         match decode_handshake_reply(payload):
             case Welcome():
-                self._pause_s = PAUSE_MIN_S
+                self._backoff.reset()
             case HandshakeRefused(message=message):
                 connection.abort(message)
             case _:
@@ -296,8 +296,7 @@ class RaftStream:
     def _broke(self, reason: str, is_refused: bool) -> None:
         if self._is_closing:
             return
-        self._resume_at = self._loop.time() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+        self._resume_at = self._loop.time() + self._backoff.next()
         if self._queue:
             self._dropped("unreachable", len(self._queue))
             self._queue.clear()
