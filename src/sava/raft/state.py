@@ -1,9 +1,9 @@
 """CoreState: all that one node's consensus remembers, and the few primitives every concern needs.
 
-The modules ``election``, ``replication`` and ``leading`` are functions over this state, one
-concern each; ``core.RaftCore`` only dispatches to them. Imports go one way:
+The modules ``election``, ``replication`` and ``leading`` are functions over this state, one concern each;
+``core.RaftCore`` only dispatches to them. Imports go one way:
 
-    state  <-  replication  <-  snapshot, reconfigure  <-  leading, following, election  <-  core
+    state  <-  replication  <-  leading  <-  election  <-  core
 """
 
 from __future__ import annotations
