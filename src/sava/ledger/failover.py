@@ -53,7 +53,6 @@ from sava.cluster.controller import Leadership
 from sava.cluster.records import LedgerUnknown, NotController, NothingToAbandon
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
-from sava.ledger.live_brokers import LedgerAccess, choose
 from sava.ledger.protocol import (
     LedgerId,
     LedgerRecord,
@@ -62,8 +61,8 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol import record as steps
-from sava.ledger.records import LedgerRecordChanged, LedgerRecordCorrupt, Stored
 from sava.ledger.recoverer import BytesMissing, LedgerReader, Recoverer
+from sava.ledger.registry import LedgerAccess, LedgerRecordChanged, LedgerRecordCorrupt, Stored, choose
 from sava.ledger.tail_recovery import (
     WHOLE,
     NotClosed,

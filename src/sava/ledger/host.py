@@ -28,9 +28,7 @@ from typing import Final
 import msgspec
 
 from sava.errors import HostError, SavaError
-from sava.ledger.endpoint import Ended, LedgerEndpoint
-from sava.ledger.generations import Generation, Generations
-from sava.ledger.live_brokers import choose
+from sava.ledger.endpoint import Ended, Generation, Generations, LedgerEndpoint
 from sava.ledger.mirror_log import WalRangeReader
 from sava.ledger.protocol import (
     LedgerId,
@@ -39,8 +37,8 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol.record import LedgerFenced, opened
-from sava.ledger.records import LedgerRecordChanged, Stored
 from sava.ledger.recoverer import LedgerReader
+from sava.ledger.registry import LedgerRecordChanged, Stored, choose
 from sava.ledger.store import MirrorStore
 from sava.ledger.streams import RecentBytes
 from sava.ledger.wire import LedgerSession, PeerClient, Write

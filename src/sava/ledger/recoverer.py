@@ -23,7 +23,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from sava.errors import RetryableError, SavaError
-from sava.ledger.live_brokers import LedgerPeers, PeerUnreachable
 from sava.ledger.protocol import (
     Check,
     CheckAnswer,
@@ -43,7 +42,7 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol.record import without
-from sava.ledger.records import LedgerRecordChanged, LedgerRecords
+from sava.ledger.registry import LedgerPeers, LedgerRecordChanged, LedgerRecords, PeerUnreachable
 from sava.metadata.commands import Compare
 from sava.metadata.errors import Deposed, OutcomeUnknown, Unavailable
 from sava.tasks import cancelled, spawn

@@ -48,7 +48,7 @@ from sava.ledger.protocol import (
     WriteBack,
 )
 from sava.ledger.protocol.record import without
-from sava.ledger.records import LedgerRecords
+from sava.ledger.registry import LedgerRecords
 from sava.tasks import cancelled, spawn
 from sava.wal import DiskFull, LocalDisk, PositionOutside, Record
 

@@ -25,7 +25,6 @@ from itertools import islice
 from typing import Any, Final
 
 from sava.errors import SavaError
-from sava.ledger.live_brokers import LiveBrokers
 from sava.ledger.mirror_log import READ_BYTES, WalRangeReader
 from sava.ledger.protocol import (
     Answers,
@@ -37,6 +36,7 @@ from sava.ledger.protocol import (
     RefusalReason,
     StorageId,
 )
+from sava.ledger.registry import LiveBrokers
 from sava.ledger.wire import (
     LedgerAnswer,
     LedgerConnection,

@@ -44,11 +44,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sava.errors import RetryableError, SavaError
-from sava.ledger.live_brokers import LedgerPeers
 from sava.ledger.protocol import LedgerId, LedgerState, StorageId
 from sava.ledger.protocol.record import TailBroken
-from sava.ledger.records import LedgerRecordChanged, LedgerRecords, Stored
 from sava.ledger.recoverer import BytesMissing, LedgerReader
+from sava.ledger.registry import LedgerPeers, LedgerRecordChanged, LedgerRecords, Stored
 from sava.metadata.store import MetadataStore
 from sava.records import BatchCorrupt, Header, RecordBatch, UnsupportedBatch, peek_header
 from sava.storage.catalog import Catalog

@@ -24,7 +24,6 @@ from typing import Final, Protocol, cast
 
 import msgspec
 
-from sava.ledger.live_brokers import LiveBrokers, PeerUnreachable
 from sava.ledger.protocol import (
     LedgerAppend,
     Message,
@@ -32,6 +31,7 @@ from sava.ledger.protocol import (
     StorageId,
     WriteBack,
 )
+from sava.ledger.registry import LiveBrokers, PeerUnreachable
 from sava.ledger.store import Reply
 from sava.metadata.peer import error_from
 from sava.peer_connection import (

@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from sava.errors import SavaError
-from sava.ledger.live_brokers import LiveBroker, LiveBrokers, choose
 from sava.ledger.mirror_log import WalRangeReader
 from sava.ledger.protocol import (
     Durable,
@@ -42,8 +41,8 @@ from sava.ledger.protocol import (
     RefusalReason,
     StorageId,
 )
-from sava.ledger.protocol.health import FLOOR_S
-from sava.ledger.records import LedgerRecordChanged, LedgerRecords
+from sava.ledger.protocol.owner import FLOOR_S
+from sava.ledger.registry import LedgerRecordChanged, LedgerRecords, LiveBroker, LiveBrokers, choose
 from sava.ledger.streams import LedgerStream, RecentBytes
 from sava.peer_connection import Dialer
 from sava.storage.commit_queue import NotCommittable

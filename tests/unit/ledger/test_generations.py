@@ -15,8 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from sava.ledger import writer as owner_host
-from sava.ledger.generations import Generation, Generations
-from sava.ledger.live_brokers import LiveBroker, PeerUnreachable
+from sava.ledger.endpoint import Generation, Generations
 from sava.ledger.mirror_log import MirrorFiles
 from sava.ledger.protocol import (
     Fence,
@@ -28,6 +27,7 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol.record import LedgerFenced
+from sava.ledger.registry import LiveBroker, PeerUnreachable
 from sava.ledger.writer import MirrorOptions
 from sava.storage.commit_queue import NotCommittable
 from sava.tasks import cancelled

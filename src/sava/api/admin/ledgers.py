@@ -19,7 +19,6 @@ from sava.api.messages import to_message
 from sava.cluster.records import LedgerUnknown
 from sava.errors import SavaError
 from sava.ledger.failover import Failover, LossReport, UncleanRecovery
-from sava.ledger.live_brokers import LiveBrokers
 from sava.ledger.protocol import (
     LedgerId,
     LedgerRecord,
@@ -28,7 +27,7 @@ from sava.ledger.protocol import (
     Range,
     StorageId,
 )
-from sava.ledger.records import LedgerRecords, Stored
+from sava.ledger.registry import LedgerRecords, LiveBrokers, Stored
 from sava.ledger.writer import LedgerWriter
 from sava.peers import error_mapping
 from sava.peers.forwarding import Forwarder, is_forwarded

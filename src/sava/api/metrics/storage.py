@@ -24,8 +24,8 @@ from prometheus_client.registry import Collector
 
 from sava.config import Config
 from sava.ledger.failover import Failover
-from sava.ledger.live_brokers import LiveBrokers
 from sava.ledger.protocol import StorageId
+from sava.ledger.registry import LiveBrokers
 from sava.ledger.writer import LedgerWriter
 
 

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sava.ledger.protocol import record as steps
-from sava.ledger.protocol.messages import (
+from sava.ledger.protocol.member import (
     Check,
     CheckAnswer,
     CopyState,
