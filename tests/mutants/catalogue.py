@@ -249,7 +249,7 @@ MUTANTS = (
         seeds=60,
         more=(
             (
-                f"{META}/replica/applier.py",
+                f"{META}/replica/persister.py",
                 "            if index != self.index + 1:\n",
                 "            if index > self.index + 1:\n",
             ),

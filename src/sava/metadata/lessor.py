@@ -1,5 +1,5 @@
 """Lessor: the leader's watch over lease deadlines. Volatile, leader-only, monotonic; the replicated half is
-in ``leases.py``.
+in ``tables.py``.
 
 Nothing here is replicated and no wall clock is read. Deadlines by wall clock let one clock that jumps forward
 expire every broker at once, a cluster-wide failover for nothing. A new leader does not know when a

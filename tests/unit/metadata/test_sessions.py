@@ -17,8 +17,8 @@ from sava.metadata.commands import (
     Txn,
     encode,
 )
-from sava.metadata.machine.sessions import Session
 from sava.metadata.machine.state_machine import Limits
+from sava.metadata.machine.tables import Session
 from tests.unit.metadata.steps import Steps
 
 COUNT = Txn(then=(AllocateId("/n"),))

@@ -21,10 +21,8 @@ import msgspec
 
 from sava.metadata.commands import UNREADABLE, KeyValue, decode_result, encode
 from sava.metadata.errors import InvalidRequest, SnapshotCorrupt
-from sava.metadata.machine.keyspace import KeySpace
-from sava.metadata.machine.leases import Lease, LeaseTable
 from sava.metadata.machine.limits import MAX_INT
-from sava.metadata.machine.sessions import Session, SessionTable
+from sava.metadata.machine.tables import KeySpace, Lease, LeaseTable, Session, SessionTable
 
 SNAPSHOT_FORMAT = 1
 CHUNK_BYTES = 64 << 10

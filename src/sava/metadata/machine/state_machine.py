@@ -11,8 +11,8 @@ Three numbers must not be confused: the *log index* belongs to consensus and is 
 *revision* is global, grows by one for each proposal that changed a key, and survives snapshots and restarts;
 the *version* counts the writes of one key.
 
-Parts: ``keyspace`` (ordered map), ``transaction`` (overlay and commit), ``leases``, ``sessions``, ``limits``
-(what may be proposed), ``image`` (snapshots).
+Parts: ``tables`` (keys, leases, sessions), ``transaction`` (overlay and commit), ``limits`` (what may be
+proposed), ``image`` (snapshots).
 """
 
 from __future__ import annotations
@@ -57,10 +57,8 @@ from sava.metadata.errors import (
     Unavailable,
 )
 from sava.metadata.machine.image import SNAPSHOT_FORMAT, FrozenState, StateReader
-from sava.metadata.machine.keyspace import KeySpace
-from sava.metadata.machine.leases import Lease, LeaseTable
 from sava.metadata.machine.limits import DEFAULT_LIMITS, MAX_INT, Limits, check_proposal, key_bytes
-from sava.metadata.machine.sessions import SessionTable
+from sava.metadata.machine.tables import KeySpace, Lease, LeaseTable, SessionTable
 from sava.metadata.machine.transaction import RefusedError, Transaction, holds, lease_not_found, no_space
 
 __all__ = ["SNAPSHOT_FORMAT", "Applied", "FrozenState", "Lease", "Limits", "StateMachine", "rolling_digest"]

@@ -19,8 +19,8 @@ Where things are:
     requests    who waits and what may be said of it, the replica's own session, requests sent to the leader
     router      requests on their way to the leader and back, and those of operators
     proposals   what a leader serves: proposals, read rounds, leases
-    applier     the state machine at the end of the log
-    persister   what is durable, and what may be promised then; snapshots, and what may be forgotten
+    persister   what is durable, and what may be promised then; the state machine at the end of the log;
+                snapshots, and what may be forgotten
 """
 
 from __future__ import annotations
@@ -48,9 +48,16 @@ from sava.metadata.peer import (
     PeerMessage,
     Ping,
 )
-from sava.metadata.replica.applier import Applier, Callback, OnApplied
 from sava.metadata.replica.config import OnSaved, Process, ReplicaConfig, ReplicaDisk, ReplicaStatus
-from sava.metadata.replica.persister import Compaction, Persisted, Persister, Task
+from sava.metadata.replica.persister import (
+    Applier,
+    Callback,
+    Compaction,
+    OnApplied,
+    Persisted,
+    Persister,
+    Task,
+)
 from sava.metadata.replica.requests import OnReply, PendingRequests
 from sava.metadata.replica.router import Router
 from sava.metadata.watch import WatchHub

@@ -31,9 +31,8 @@ from sava.metadata.peer import (
     TransferLeadership,
     Transferred,
 )
-from sava.metadata.replica.applier import Applier
 from sava.metadata.replica.config import ReplicaConfig
-from sava.metadata.replica.persister import Persister
+from sava.metadata.replica.persister import Applier, Persister
 from sava.metadata.replica.proposals import LeaseKeeper, Proposals, ReadRounds
 from sava.metadata.replica.requests import Forwarding, OnReply, OwnSession, PendingRequests, Request
 from sava.raft.core import RaftCore, Role, Status
