@@ -533,7 +533,7 @@ class _Uploads:
     async def _store(self, upload: _Upload, load: _Load) -> None:
         tail, known = upload.tail, upload.producers
         catalog, epoch = Catalog(self._metadata, tail.topic), tail.state.epoch
-        known.chains.learn(await marks_of(load.batches, known.chains, self._threads))
+        known.sources.learn(await marks_of(load.batches, known.sources, self._threads))
         for header in load.headers:
             known.follow(header)
         batches, is_sealed = load.batches, False
@@ -545,7 +545,7 @@ class _Uploads:
         self._messages += sum(batch.header.count for batch in load.batches)
         if load.seals and not is_sealed:
             await catalog.seal(
-                epoch=epoch, end=tail.end, producers=known.states(), origins=known.chains.origin_marks()
+                epoch=epoch, end=tail.end, producers=known.states(), origins=known.sources.origin_marks()
             )
 
     async def _register(
@@ -565,7 +565,7 @@ class _Uploads:
                 segment,
                 epoch=epoch,
                 producers=known.states(),
-                origins=known.chains.origin_marks(),
+                origins=known.sources.origin_marks(),
                 seals=seals,
             )
         except SegmentConflict:

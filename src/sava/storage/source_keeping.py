@@ -1,16 +1,16 @@
-"""ChainKeeper: what a topic knows of chains. What its memory lacks is fetched when it is needed, and what
+"""SourceKeeper: what a topic knows of its sources. What memory lacks is fetched when needed, and what
 only memory has is written down.
 
-**Learning.** Positions of chains are in frame headers, marks of origins in the messages. The marks of what
+**Learning.** Positions of sources are in frame headers, marks of origins in the messages. The marks of what
 is in segments are in the topic's state; those of the journal's tail are read from its frames, once, before
-the first link is taken: a topic without a link into it never pays for it. Only frames of an earlier life are
-looked at, for nothing of a chain is accepted before. If the uploader takes such a frame meanwhile, the state
-tells what it held.
+the first append is taken: a topic that nothing is copied into never pays for it. Only frames of an earlier
+process are looked at, for nothing of a source is accepted before. If the uploader takes such a frame
+meanwhile, the state tells what it held.
 
-**Noting.** A link without messages moves a chain and leaves no frame. While the journal has a tail, the next
-segment carries the position; when everything is in segments, and perhaps nothing will ever be appended (a
-cluster that copies both ways gets back what it sent), it is written into the state by itself, after a pause
-in which more may come.
+**Noting.** An append without messages moves a source and leaves no frame. While the journal has a tail, the
+next segment carries the position; when everything is in segments, and perhaps nothing will ever be appended
+(a cluster that copies both ways gets back what it sent), it is written into the state by itself, after a
+pause in which more may come.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sava.storage.source_positions import (
     Range,
     SourcePositions,
     SourceProgress,
-    is_chain,
+    is_source_key,
     learned,
 )
 from sava.storage.types import Late
@@ -39,7 +39,7 @@ from sava.storage.uploader import Backlog
 _log = logging.getLogger(__name__)
 
 NOTE_S: Final = 1.0
-"""Between a link without messages and the note of it."""
+"""Between an append without messages and the note of it."""
 RETRY_S: Final = 5.0
 _READ_BYTES: Final = 4 << 20
 
@@ -49,7 +49,7 @@ class SourceKeeper:
 
     def __init__(
         self,
-        chains: SourcePositions,
+        sources: SourcePositions,
         *,
         backlog: Backlog,
         journal: Journal,
@@ -60,7 +60,7 @@ class SourceKeeper:
     ) -> None:
         """``tail_end``: of what the journal held when the topic was opened. ``is_stored``: all that is
         durable is in segments. ``advanced``: set when something becomes durable, or fails."""
-        self._chains = chains
+        self._sources = sources
         self._backlog = backlog
         self._journal = journal
         self._catalog = catalog
@@ -75,36 +75,36 @@ class SourceKeeper:
 
     # -- knowing -----------------------------------------------------------------------------
 
-    async def progress(self, chain_id: int) -> SourceProgress:
+    async def progress(self, source_key: int) -> SourceProgress:
         """How far a source was copied, durably, when what is in flight of it now has come to its end. What
         comes later is not waited for: there may always be more."""
         await self.learned()
-        last = self._chains.last_taken(chain_id)
-        while last and not self._chains.is_settled(last):
+        last = self._sources.last_taken(source_key)
+        while last and not self._sources.is_settled(last):
             await self._advanced.wait()
-        return self._chains.settled(chain_id)
+        return self._sources.settled(source_key)
 
-    def settled(self, chain_id: int) -> SourceProgress:
+    def settled(self, source_key: int) -> SourceProgress:
         """How far it is durable at this moment."""
-        return self._chains.settled(chain_id)
+        return self._sources.settled(source_key)
 
     def marks(self, origins: Iterable[Origin]) -> Marks:
         """What was seen of these origins, with what is in flight. This, and what is below, is known once
         ``learned`` has returned."""
-        return self._chains.marks(origins)
+        return self._sources.marks(origins)
 
     def arrived(self, origin: Origin) -> list[Range]:
         """See ``SourcePositions``."""
-        return self._chains.arrived(origin)
+        return self._sources.arrived(origin)
 
     def late(self, origin: Origin) -> tuple[Late, ...]:
         """See ``SourcePositions``."""
-        return self._chains.late(origin)
+        return self._sources.late(origin)
 
     @property
     def has_origins(self) -> bool:
         """See ``SourcePositions``."""
-        return self._chains.has_origins
+        return self._sources.has_origins
 
     # -- learning ----------------------------------------------------------------------------
 
@@ -121,18 +121,18 @@ class SourceKeeper:
         topic = self._backlog.topic
         while True:
             state = self._backlog.state
-            self._chains.learn(read_marks(state.origins))
+            self._sources.learn(read_marks(state.origins))
             position = state.end
             while position < self._tail_end:
                 batches = await self._journal.read(topic.topic_id, position, _READ_BYTES)
-                links = [batch for batch in batches if is_chain(batch.header.producer_id)]
-                if links:
-                    self._chains.learn(await asyncio.to_thread(learned, self._chains.known(), links))
+                copied = [batch for batch in batches if is_source_key(batch.header.producer_id)]
+                if copied:
+                    self._sources.learn(await asyncio.to_thread(learned, self._sources.known(), copied))
                 if not batches:
                     break
                 position = batches[-1].next_offset
             else:
-                self._chains.passed_since(state.producers)
+                self._sources.passed_since(state.producers)
                 self._has_learned = True
                 return
             if self._backlog.state.end <= position:
@@ -143,7 +143,7 @@ class SourceKeeper:
     # -- noting ------------------------------------------------------------------------------
 
     def skipped(self) -> None:
-        """A link without messages was taken."""
+        """An append without messages was taken."""
         if self._timer is None:
             self._arm(NOTE_S)
 
@@ -154,8 +154,8 @@ class SourceKeeper:
     def _due(self) -> None:
         self._timer = None
         # If there is a tail, the segment that it becomes carries the positions.
-        if self._is_stored() and self._noting is None and self._chains.skips(self._backlog.state.end):
-            self._noting = asyncio.create_task(self._note(), name="sava-chains")
+        if self._is_stored() and self._noting is None and self._sources.skips(self._backlog.state.end):
+            self._noting = asyncio.create_task(self._note(), name="sava-sources")
 
     async def _note(self) -> None:
         backlog, path = self._backlog, self._backlog.topic.path
@@ -165,21 +165,21 @@ class SourceKeeper:
             backlog.catch_up_with_skips(end)
             known = backlog.producers
             state = await self._catalog.note(
-                epoch=backlog.epoch, end=end, producers=known.states(), origins=known.chains.origin_marks()
+                epoch=backlog.epoch, end=end, producers=known.states(), origins=known.sources.origin_marks()
             )
-            self._chains.keep(state.producers)
+            self._sources.keep(state.producers)
         except Fenced as error:
             backlog.fence(error)
             return
         except Exception as error:  # noqa: BLE001 (whatever it is, the note must be tried again)
             pause_s = RETRY_S
             _log.warning(
-                "chains: positions are not noted, will be tried again topic=%s error=%s: %s",
+                "source positions are not stored, retrying topic=%s error=%s: %s",
                 *(path, type(error).__name__, error),
             )
         finally:
             self._noting = None
-        if self._timer is None and self._chains.skips(self._backlog.state.end):
+        if self._timer is None and self._sources.skips(self._backlog.state.end):
             self._arm(pause_s)
 
     def close(self) -> None:
