@@ -260,7 +260,7 @@ async def test_mirrors_that_have_joined_since_they_were_last_counted_are_enough(
     """Schedule: the journal begins, and nobody has joined yet when its mirrors are counted for the first
     time. They join; the broker is busy, and does not count them again for more than the time of grace. A
     message was refused: two disks must have it, and only three can be reached."""
-    monkeypatch.setattr(owner_host, "TEND_S", FAR_S)
+    monkeypatch.setattr(owner_host, "PASS_S", FAR_S)
     async with Hosts(3, tmp_path) as hosts:
         await hosts.begin()
         owner = hosts[0]
