@@ -66,9 +66,9 @@ log = logging.getLogger(__name__)
 DRAIN_S = 0.02
 """Time for the sockets' content to reach the replica before an overdue tick does: several passes of the
 loop."""
-
-
 MAX_VOICES = 1024
+_MS = 1_000_000
+"""Nanoseconds."""
 
 
 def _unobserved(*_: float) -> None:
@@ -274,7 +274,7 @@ class RaftNode:
         if self._is_stopped:
             return
         receive, spoke_from = self.replica.receive, self._spoke_from
-        suspicion, now = self.suspicion, _now_ms()
+        suspicion, now = self.suspicion, time.monotonic_ns() // _MS
         try:
             for envelope in envelopes:
                 if envelope.nonce not in spoke_from:
@@ -286,7 +286,8 @@ class RaftNode:
                         self._act_on_suspicion()
         except Exception as error:  # noqa: BLE001 (as in ``_pump``)
             self.fail(error)
-        self._wake()
+        if not self._pump_scheduled:
+            self._wake()
 
     def _remember_voice(self, envelope: Envelope) -> None:
         """One entry per process of a peer; bounded, because strangers may speak as well."""
@@ -351,7 +352,7 @@ class RaftNode:
         try:
             if first is not None:
                 first()
-            replica.pump(_now_ms())
+            replica.pump(time.monotonic_ns() // _MS)
             if self._conditions:
                 self._settle_conditions()
         except Exception as error:  # noqa: BLE001
@@ -499,7 +500,7 @@ def resolve(future: asyncio.Future[T], value: T) -> None:
 
 
 def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+    return time.monotonic_ns() // _MS
 
 
 # -- reads ---------------------------------------------------------------------------------------------------
