@@ -71,8 +71,8 @@ MUTANTS = (
         "m7",
         "a heartbeat carries the leader's commit index as it is",
         f"{RAFT}/replication.py",
-        "            told = min(progress.match, commit)\n",
-        "            told = commit\n",
+        "            known = min(progress.match, commit)\n",
+        "            known = commit\n",
         seeds=20,
     ),
     Mutant(

@@ -227,13 +227,13 @@ class Generations:
 
 
 class Ended(NamedTuple):
-    """Of a generation that went on until now."""
+    """Of a generation that was open until now."""
 
     end: int
     commit: int
 
 
-EndLife = Callable[[int], Awaitable[Ended | None]]
+EndGeneration = Callable[[int], Awaitable[Ended | None]]
 """End the generation of this incarnation if it is open; None: its end is written down already."""
 
 
@@ -257,7 +257,7 @@ class LedgerEndpoint:
         self._older = older
         self._fail = fail
         self.storage = StorageId(journal.identity.storage_id)
-        self.end_life: EndLife = _no_life
+        self.end_generation: EndGeneration = _no_generation
         self._commits: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._fencing = asyncio.Lock()
@@ -301,7 +301,7 @@ class LedgerEndpoint:
     async def _fence(self, origin: StorageId, message: Fence, reply: Reply) -> None:
         incarnation = message.ledger.incarnation
         async with self._fencing:
-            ended = await self.end_life(incarnation)
+            ended = await self.end_generation(incarnation)
             generation = self._generations.get(incarnation)
             if generation is None:
                 return  # trimmed away meanwhile: its record is gone
@@ -387,7 +387,7 @@ def _promised(epoch: int, ended: Ended | None, generation: Generation | None) ->
     return msgspec.structs.replace(generation, fence=epoch, end=end)
 
 
-async def _no_life(_: int) -> Ended | None:
+async def _no_generation(_: int) -> Ended | None:
     return None
 
 

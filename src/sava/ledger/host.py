@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 2.0
 LOOK_AGAIN_S: Final = 1.0
-TIDY_S: Final = 5.0
+FORGET_S: Final = 5.0
 MIRRORS: Final = "mirrors"
 NEVER_OPENED: Final = 8
 """How many generations are remembered whose record was never seen: the write may have happened all the
@@ -91,7 +91,7 @@ class LedgerHost:
         self._older = WalRangeReader(disk, origin=self.storage)
         self.copies = MirrorStore(disk.directory(MIRRORS), self.storage, fail=fail)
         self.own_disk = LedgerEndpoint(broker, journal, generations, self.copies, self._older, fail=fail)
-        self.own_disk.end_life = self._end
+        self.own_disk.end_generation = self._end
         self.peers = PeerClient(cluster.dialer, cluster.live_brokers, self.storage, self.own_disk)
         self._incarnation = 0
         self.owned: LedgerWriter | None = None
@@ -101,7 +101,7 @@ class LedgerHost:
         """Generations that are over, until that is written down."""
         self._needs_replay = False
         self._beginning: asyncio.Task[None] | None = None
-        self._tidying: asyncio.Task[None] | None = None
+        self._forgetting: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Lock()
 
@@ -116,7 +116,7 @@ class LedgerHost:
         await self._generations.belong_to(self.storage, self._journal.found_end)
         await self.copies.open()
         self.copies.start(self._records)
-        self._tidying = spawn(self._tidy(), name="ledgers", failed=self._fail)
+        self._forgetting = spawn(self._forget(), name="ledgers", failed=self._fail)
 
     def session(self, write: Write) -> LedgerSession:
         """Another broker has connected to speak about ledgers."""
@@ -396,7 +396,7 @@ class LedgerHost:
 
     async def close(self) -> None:
         """Before the journal is closed. What is in flight fails; topics are closed by then."""
-        await cancelled(self._beginning, self._tidying)
+        await cancelled(self._beginning, self._forgetting)
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._stop(LedgerFenced(LedgerId(self._broker, self._incarnation)))
         await self.peers.close()
@@ -404,11 +404,11 @@ class LedgerHost:
         await self.copies.close()
         await self._generations.settled()
 
-    # -- tidying -----------------------------------------------------------------------------
+    # -- forgetting --------------------------------------------------------------------------
 
-    async def _tidy(self) -> None:
+    async def _forget(self) -> None:
         while True:
-            await asyncio.sleep(TIDY_S)
+            await asyncio.sleep(FORGET_S)
             try:
                 await self._forget_earlier()
             except HostError as error:

@@ -311,7 +311,7 @@ class MirrorStore:
         copy = self.logs.get(ledger)
         if copy is None:
             raise PositionOutside(f"this disk has no copy of ledger {ledger}")
-        return copy.files.stretches.records(start, end)
+        return copy.files.reader.records(start, end)
 
     # -- ending ------------------------------------------------------------------------------
 
@@ -358,14 +358,14 @@ class MirrorStore:
 
 def _read(files: MirrorFiles, start: int, end: int, max_bytes: int) -> bytes:
     try:
-        return files.stretches.read(start, end, max_bytes)
+        return files.reader.read(start, end, max_bytes)
     except PositionOutside:
         return b""
 
 
 def _intact(files: MirrorFiles, start: int, end: int) -> list[Range]:
     try:
-        return files.stretches.intact(start, end)
+        return files.reader.intact(start, end)
     except PositionOutside:
         return []
 
@@ -406,12 +406,12 @@ class SyncThreads:
             outcome: BaseException | None = None
             try:
                 job()
-            except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
+            except BaseException as error:  # noqa: BLE001 (it belongs to the caller that waits)
                 outcome = error
             try:
                 self._loop.call_soon_threadsafe(self._finish, done, outcome)
             except RuntimeError:
-                return  # the loop is closed: nobody waits any more
+                return  # the loop is closed: no caller waits any more
 
     def _finish(self, done: Done, outcome: BaseException | None) -> None:
         self._busy -= 1

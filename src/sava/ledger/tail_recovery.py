@@ -3,7 +3,7 @@ becomes segments, and the topics end there, so that any broker may open them.
 
     states     the topics whose state is not settled and names the disk
     ledgers    all records of the disk's ledgers, every one closed (else their broker may still write)
-    tails      one pass over the ledgers tells which frames count (``Tail``)
+    tails      one pass over the ledgers finds which frames count (``Tail``)
     upload     a second pass gives them to segments: written, verified, registered by compare-and-swap
     seal       the topic ends with its tail, and with what its owner knew of producers, source positions and
                origins: in one write with its last segment

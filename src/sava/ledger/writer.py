@@ -8,13 +8,14 @@ The ``Owner`` decides; here are its clock, its connections and its writes to the
 
 So a message waits for the slower of the own sync and a round trip with a mirror's sync, not for their sum.
 
-**Tending.** A few times a second it is looked at who mirrors. A mirror is *gone* when its broker is not
-registered any more, and *failing* when it refuses (a full disk, another disk), or when it was silent for
+**Maintenance.** A few times a second the writer looks at its mirrors. A mirror is *gone* when its broker is
+not registered any more, and *failing* when it refuses (a full disk, another disk), or when it was silent for
 longer than its patience: about a second if acknowledgements wait for it, ``mirror_timeout`` otherwise
-(``mirror.health``). Both are replaced if another broker is there, and left out otherwise, as long as enough
-are left to acknowledge anything (``choice``). If even then fewer disks are left than an acknowledgement
-needs, appends are refused, or, if the configuration allows it, the ledger continues degraded, which the
-record says before the first message is acknowledged that way. When more brokers come, they are taken.
+(``protocol.owner.Health``). Both are replaced if another broker is there, and left out otherwise, as long as
+enough are left to acknowledge anything (``choice``). If even then fewer disks are left than an
+acknowledgement needs, appends are refused, or, if the configuration allows it, the ledger continues degraded,
+which the record says before the first message is acknowledged that way. When more brokers come, they are
+taken.
 
 The number of copies is never lowered silently: what was asked for once within this generation is asked for
 from then on, whichever broker dies. An operator who removes a broker from the cluster says that there are

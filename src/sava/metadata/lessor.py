@@ -86,7 +86,7 @@ class Lessor:
             self._spared.clear()
             self._arm_all(now_ms)
 
-    # -- the life of a lease ---------------------------------------------------------------------------------
+    # -- one lease ------------------------------------------------------------------------------------------
 
     def keep_alive(self, lease: int, now_ms: int) -> int | None:
         """The TTL when renewed here; None when an expiry of this lease is already in the log: propose a

@@ -217,8 +217,8 @@ class SnapshotStore:
             self._disk.sync_dir()
 
     def prune_newer(self, keep: SnapshotMeta) -> None:
-        """Remove what is newer than ``keep``, the one that the log names: a crash came before the log was
-        told."""
+        """Remove what is newer than ``keep``, the one that the log names: a crash came before the log
+        named it."""
         newer = [name for name in list(self._metas) if name > file_name(keep)]
         for name in newer:
             self._disk.remove(name)

@@ -137,8 +137,8 @@ def broadcast_heartbeat(state: CoreState) -> None:
         else:
             # Never above what this peer is known to hold: its log may end in entries that will be truncated,
             # and it would take them for committed.
-            told = min(progress.match, commit)
-            state.send(Heartbeat(state.node, peer, state.term, told, state.round))
+            known = min(progress.match, commit)
+            state.send(Heartbeat(state.node, peer, state.term, known, state.round))
 
 
 # -- snapshots: the leader -----------------------------------------------------------------------------------

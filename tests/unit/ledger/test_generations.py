@@ -503,7 +503,7 @@ async def test_trimmed_here_is_trimmed_on_the_mirrors(tmp_path: Path) -> None:
 async def test_a_record_goes_when_all_of_its_journal_is_in_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sava.ledger.host.TIDY_S", 0.05)
+    monkeypatch.setattr("sava.ledger.host.FORGET_S", 0.05)
     async with Hosts(3, tmp_path, options=OPTIONS) as hosts:
         await hosts.begin()
         owner = hosts[0]

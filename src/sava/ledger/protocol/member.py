@@ -119,7 +119,7 @@ class CopyState(msgspec.Struct, frozen=True, array_like=True):
     end: int
     """Durable, and it will not grow by anything of a lower epoch than the one in the answer."""
     commit: int
-    """The greatest commit position that it was told."""
+    """The greatest commit position that it has heard."""
 
 
 class FenceAnswer(msgspec.Struct, frozen=True, array_like=True, tag=6):

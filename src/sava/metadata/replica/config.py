@@ -40,7 +40,7 @@ class Process:
     address: str
     incarnation: int
     nonce: int
-    """Tells two processes apart that run on copies of one data directory."""
+    """Distinguishes two processes that run on copies of one data directory."""
 
 
 Done = Callable[[BaseException | None], None]

@@ -578,7 +578,7 @@ class SendQueue:
 
     After each commit the leader owes its followers the news. Sent at once and alone, that is a second message
     and a second answer per follower for every write that comes alone, half of all traffic, and a caller that
-    writes again as soon as it was answered finds the loops of all nodes busy with it. The next append tells
+    writes again as soon as it was answered finds the loops of all nodes busy with it. The next append says
     the same:
 
         answer the caller -> hold the news -> the caller writes again -> one append: entry and news
