@@ -297,7 +297,10 @@ class RaftNode:
 
     def unreachable(self, peer: NodeId) -> None:
         if not self._is_stopped:
-            self.replica.peer_unreachable(peer)
+            try:
+                self.replica.peer_unreachable(peer)
+            except Exception as error:  # noqa: BLE001 (as in ``_pump``)
+                self.fail(error)
             self._wake()
 
     def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
@@ -336,12 +339,9 @@ class RaftNode:
             self._loop.call_soon(self._pump)
 
     def _from_writer(self, completions: Callable[[], None]) -> None:
-        """Called on the writer's thread."""
-        self._loop.call_soon_threadsafe(self._complete, completions)
-
-    def _complete(self, completions: Callable[[], None]) -> None:
-        # Not scheduled but done: what just became durable is what all callers wait for.
-        self._pump(completions)
+        """Called on the writer's thread. What just became durable is what all callers wait for: the pump
+        follows at once."""
+        self._loop.call_soon_threadsafe(self._pump, completions)
 
     def _pump(self, first: Callable[[], None] | None = None) -> None:
         """Let the replica carry out what its inputs made possible, after the work ``first``."""
