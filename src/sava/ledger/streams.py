@@ -141,26 +141,24 @@ class LedgerStream:
             joining.cancel()
 
     def _received(self, answer: LedgerAnswer) -> None:
-        message = answer.message
-        if isinstance(message, (JoinAnswer, Durable, LedgerRefused)):
-            self._took(message)
-            self._heard()
-            self.pump()
-
-    def _took(self, message: JoinAnswer | Durable | LedgerRefused) -> None:
-        before = self._owner.durable_end(self.storage)
-        self._owner.receive(message)
+        message, owner = answer.message, self._owner
+        if not isinstance(message, (JoinAnswer, Durable, LedgerRefused)):
+            return
+        before = owner.durable_end(self.storage)
+        owner.receive(message)
         if isinstance(message, JoinAnswer):
             self._joined.set()
         elif isinstance(message, LedgerRefused):
             self.refusal = message.reason
             if message.reason is not RefusalReason.GAP and self._link is not None:
                 self._link.connection.abort(f"refused: {message.reason.name}")
-        durable = self._owner.durable_end(self.storage)
+        durable = owner.durable_end(self.storage)
         if durable > before:
             self.refusal = None
-        if durable > before or (isinstance(message, JoinAnswer) and durable >= self._owner.end):
-            self.answers.answered(asyncio.get_running_loop().time(), durable, self._owner.end)
+        if durable > before or (isinstance(message, JoinAnswer) and durable >= owner.end):
+            self.answers.answered(asyncio.get_running_loop().time(), durable, owner.end)
+        self._heard()
+        self.pump()
 
     # -- sending -----------------------------------------------------------------------------
 
@@ -176,6 +174,8 @@ class LedgerStream:
                 self._reading = spawn(self._reread(link, part), name="rereading", failed=self._fail)
                 return
             self._send(link, part.start, data)
+            if part.start + len(data) >= self._owner.end:
+                return
 
     def _send(self, link: LedgerConnection, position: int, data: bytes) -> None:
         link.send(LedgerRequest(0, self._owner.own, self._owner.append(self.storage, position, data)))
@@ -226,10 +226,6 @@ class _Run:
         self.start = start
         self.size = 0
         self.parts: list[bytes | memoryview] = []
-
-    @property
-    def end(self) -> int:
-        return self.start + self.size
 
     def joined(self) -> bytes:
         """Once for all mirrors."""
@@ -303,13 +299,14 @@ class RecentBytes:
         """Whole records from ``position``, a border, on; None when they are not here."""
         with self._lock:
             index = bisect_right(self._starts, position) - 1
-            if index < 0 or self._runs[index].end <= position:
+            run = self._runs[index] if index >= 0 else None
+            if run is None or run.start + run.size <= position:
                 return None
-            run = self._runs[index]
             data = run.joined()
             if position > run.start:
                 data = data[position - run.start :]
-            following = self._small_behind(index, len(data))
+            is_newest = index + 1 == len(self._runs)
+            following = [] if is_newest else self._small_behind(index, len(data))
         return b"".join([data, *following]) if following else data
 
     def _small_behind(self, index: int, size: int) -> list[bytes]:
