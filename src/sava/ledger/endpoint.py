@@ -122,7 +122,8 @@ class Generations:
     def __init__(self, disk: Disk) -> None:
         """Raises LogCorrupt."""
         self._disk = disk
-        self._generations: dict[int, Generation] = {}
+        self.known: dict[int, Generation] = {}
+        """By incarnation; changed by ``change`` alone."""
         self._storage = ""
         self._changing = asyncio.Lock()
         self._changes: set[asyncio.Task[None]] = set()
@@ -137,7 +138,7 @@ class Generations:
             except msgspec.DecodeError as error:
                 raise LogCorrupt(disk.path, _FILE, 0, f"not a list of ledgers ({error})") from error
             self._storage = kept.storage
-            self._generations = {generation.incarnation: generation for generation in kept.generations}
+            self.known = {generation.incarnation: generation for generation in kept.generations}
 
     async def belong_to(self, storage: StorageId, found_end: int) -> None:
         """The log is open: it ended at ``found_end``. Generations of another disk's log are dropped.
@@ -145,9 +146,9 @@ class Generations:
         A generation whose end was not written down ended where the next one began, at the latest. The
         messages of that one must not be left out with it."""
         if self._storage != storage:
-            self._storage, self._generations = storage, {}
+            self._storage, self.known = storage, {}
         end = found_end
-        for generation in reversed(list(self._generations.values())):
+        for generation in reversed(list(self.known.values())):
             if generation.end is None:
                 await self.keep(msgspec.structs.replace(generation, end=max(generation.start, end)))
             end = min(end, generation.start)
@@ -156,15 +157,12 @@ class Generations:
     def uncommitted_tails(self) -> list[tuple[int, int]]:
         return [
             generation.uncommitted_tail
-            for generation in self._generations.values()
+            for generation in self.known.values()
             if generation.uncommitted_tail is not None
         ]
 
     def __iter__(self) -> Iterator[Generation]:
-        return iter(list(self._generations.values()))
-
-    def get(self, incarnation: int) -> Generation | None:
-        return self._generations.get(incarnation)
+        return iter(list(self.known.values()))
 
     async def keep(self, generation: Generation) -> None:
         """Durable on return. Raises DiskFull, DiskFailed."""
@@ -172,11 +170,7 @@ class Generations:
 
     async def forget(self, incarnation: int) -> None:
         await self._change(
-            lambda: {
-                number: generation
-                for number, generation in self._generations.items()
-                if number != incarnation
-            }
+            lambda: {number: generation for number, generation in self.known.items() if number != incarnation}
         )
 
     async def change(self, incarnation: int, decide: Decide) -> None:
@@ -185,8 +179,8 @@ class Generations:
         DiskFailed."""
 
         def changed() -> dict[int, Generation]:
-            generation = decide(self._generations.get(incarnation))
-            return self._generations if generation is None else {**self._generations, incarnation: generation}
+            generation = decide(self.known.get(incarnation))
+            return self.known if generation is None else {**self.known, incarnation: generation}
 
         await self._change(changed)
 
@@ -205,9 +199,9 @@ class Generations:
     async def _change_alone(self, changed: Callable[[], dict[int, Generation]]) -> None:
         async with self._changing:
             generations = changed()
-            if generations != self._generations:
+            if generations != self.known:
                 await asyncio.to_thread(self._store, generations)
-                self._generations = generations
+                self.known = generations
 
     def _store(self, generations: dict[int, Generation]) -> None:
         """(On a thread.)"""
@@ -294,7 +288,7 @@ class LedgerEndpoint:
         self._copies.forget_owner(reply)
 
     def _generation(self, ledger: LedgerId) -> Generation | None:
-        return self._generations.get(ledger.incarnation) if ledger.broker == self._broker else None
+        return self._generations.known.get(ledger.incarnation) if ledger.broker == self._broker else None
 
     # -- fencing -----------------------------------------------------------------------------
 
@@ -302,7 +296,7 @@ class LedgerEndpoint:
         incarnation = message.ledger.incarnation
         async with self._fencing:
             ended = await self.end_generation(incarnation)
-            generation = self._generations.get(incarnation)
+            generation = self._generations.known.get(incarnation)
             if generation is None:
                 return  # trimmed away meanwhile: its record is gone
             if message.epoch < generation.fence:

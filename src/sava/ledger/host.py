@@ -155,7 +155,7 @@ class LedgerHost:
         tap = recent.tap if len(members) > 1 else None
         start = await self._journal.set_tap(tap)
         recent.begin(start)
-        if self._generations.get(ledger.incarnation) is not None:
+        if self._generations.known.get(ledger.incarnation) is not None:
             self._check_not_ended(ledger)
         await self._generations.change(ledger.incarnation, partial(_begun, ledger.incarnation, start))
         record = opened(start, members, qw=qw, qa=qa, by=uuid.uuid4().hex, is_degraded=len(members) < qa)
@@ -223,12 +223,12 @@ class LedgerHost:
             stored = earlier.get(ledger)
             if stored is None:
                 continue  # forgotten soon, or never opened
-            generation = self._generations.get(generation.incarnation) or generation
+            generation = self._generations.known.get(generation.incarnation) or generation
             if generation.closed != stored.record.end:
                 await self._generations.change(
                     generation.incarnation, partial(_changed, closed=stored.record.end)
                 )
-                generation = self._generations.get(generation.incarnation) or generation
+                generation = self._generations.known.get(generation.incarnation) or generation
                 self._needs_replay |= generation.end is not None and stored.record.end < generation.end
             if generation.missing_range is not None:
                 lacking.append(
@@ -303,7 +303,7 @@ class LedgerHost:
         """A fence that came while the record was written is answered with "nothing here", perhaps not yet:
         that it is written down takes as long as the disk likes, and the generation must not begin
         meanwhile."""
-        generation = self._generations.get(ledger.incarnation)
+        generation = self._generations.known.get(ledger.incarnation)
         if generation is None or generation.end is not None or ledger.incarnation in self._ended:
             self._renew("its ledger was ended before it was open")
             raise LedgerFenced(ledger)
@@ -321,7 +321,7 @@ class LedgerHost:
     async def _end(self, incarnation: int) -> Ended | None:
         """End this generation, if it is open; where it ended."""
         async with self._stopping:  # another task that ends it has written down where by now
-            generation = self._generations.get(incarnation)
+            generation = self._generations.known.get(incarnation)
             if incarnation in self._ended:
                 return self._ended[incarnation]
             is_unopened = incarnation == self._incarnation and self.owned is None
@@ -377,7 +377,7 @@ class LedgerHost:
         """The registration was lost while its ledger was being opened. The record may be there, so a recovery
         will ask where the generation ended: where it was to begin."""
         await self._generations.settled()
-        generation = self._generations.get(self._incarnation)
+        generation = self._generations.known.get(self._incarnation)
         if generation is not None and generation.end is None:
             self._ended.setdefault(self._incarnation, Ended(generation.start, generation.start))
             await self._try_to_write_ends()

@@ -742,7 +742,7 @@ async def test_a_disk_that_hangs_with_the_end_of_a_life_does_not_hold_the_event_
             await until(disk.has_hung.is_set, "the end is being written down")
             assert not losing.done()
         await losing
-        generation = generations.get(host.incarnation)
+        generation = generations.known.get(host.incarnation)
         assert generation is not None
         assert generation.end == host.journal._end
         assert [each.end for each in Generations(LocalDisk(host.path))] == [generation.end]
@@ -798,10 +798,12 @@ async def test_changes_of_a_life_that_are_under_way_together_keep_each_other(tmp
             generations.change(1, lambda generation: generation and replace(generation, fence=7))
         )
         await cancelled(first)
-        assert generations.get(1) == Generation(incarnation=1, start=100), "what is not durable is not known"
+        assert generations.known.get(1) == Generation(incarnation=1, start=100), (
+            "what is not durable is not known"
+        )
     await second
     expected = Generation(incarnation=1, start=100, end=300, fence=7)
-    assert generations.get(1) == expected
+    assert generations.known.get(1) == expected
     assert list(Generations(LocalDisk(tmp_path))) == [expected]
 
 
