@@ -21,7 +21,7 @@ from bench.samples import Sample
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
 from sava.proto import brokers_pb2_grpc as brokers_rpc
-from sava.proto import journals_pb2_grpc as journals_rpc
+from sava.proto import ledgers_pb2_grpc as ledgers_rpc
 from sava.proto import topics_admin_pb2_grpc as topics_rpc
 
 KEY = "/bench/key"
@@ -96,8 +96,8 @@ class Broker:
         return brokers_rpc.BrokersStub(self._connected())
 
     @property
-    def journals(self) -> Any:
-        return journals_rpc.JournalsStub(self._connected())
+    def ledgers(self) -> Any:
+        return ledgers_rpc.LedgersStub(self._connected())
 
     def _connected(self) -> Any:
         if self._channel is None:

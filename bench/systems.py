@@ -20,7 +20,7 @@ from bench.network import Network
 from bench.processes import Child, ProcessFailedError
 from bench.setting import ROOT
 from bench.trio import Trio
-from sava.proto import journals_pb2 as pb
+from sava.proto import ledgers_pb2 as pb
 
 HEALTHY_S: Final = 90.0
 POLL_S: Final = 0.05
@@ -183,13 +183,13 @@ class Sava(System):
         await until(self._is_mirrored, f"every journal is on {COPIES} disks of registered brokers")
 
     async def _is_mirrored(self) -> bool:
-        request = pb.ListJournalsRequest()
-        response = await self._trio.brokers[0].journals.ListJournals(request, timeout=CALL_S)
+        request = pb.ListLedgersRequest()
+        response = await self._trio.brokers[0].ledgers.ListLedgers(request, timeout=CALL_S)
         ids = {self._trio.id_of(broker) for broker in self._trio.brokers}
-        return ids == {each.broker_id for each in response.journals if _is_complete(each)}
+        return ids == {each.broker_id for each in response.ledgers if _is_complete(each)}
 
 
-def _is_complete(journal: pb.Journal) -> bool:
+def _is_complete(journal: pb.Ledger) -> bool:
     there = {member.storage_id for member in journal.members if member.broker_id}
     written = set(journal.fragments[-1].storage_ids) if journal.fragments else set()
     return journal.state == "open" and len(written) >= COPIES and written <= there

@@ -23,7 +23,7 @@ from bench.report import Quantity, Row, Target, duration
 from bench.samples import percentile
 from bench.trio import Trio
 from sava.client import Client
-from sava.proto import journals_pb2 as journals_pb
+from sava.proto import ledgers_pb2 as ledgers_pb
 
 SECTION: Final = "rolling"
 PER_SECOND: Final = 1_000
@@ -195,10 +195,10 @@ async def _mirrored(trio: Trio) -> None:
     deadline = time.monotonic() + BACK_S
     wanted = {trio.id_of(broker) for broker in trio.brokers}
     while True:
-        response = await trio.brokers[0].journals.ListJournals(journals_pb.ListJournalsRequest(), timeout=10)
+        response = await trio.brokers[0].ledgers.ListLedgers(ledgers_pb.ListLedgersRequest(), timeout=10)
         full = {
             each.broker_id
-            for each in response.journals
+            for each in response.ledgers
             if each.state == "open" and len(each.fragments[-1].storage_ids) == len(wanted)
         }
         if full >= wanted:

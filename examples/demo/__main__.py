@@ -84,7 +84,7 @@ Everything runs on. Try next, in another terminal:
   export PATH={programs}:$PATH
   export {settings}
   sava brokers list                                # one was killed
-  sava journals list                               # who keeps copies
+  sava ledgers list                               # who keeps copies
   sava topics describe {TOPIC}
   seq 1 1000 | sava produce /default/numbers
   sava consume /default/numbers --subscription mine --count 1000 | tail -1

@@ -290,10 +290,10 @@ class Tour:
     def _copies(self) -> int:
         """How many brokers must have synced what the topic's owner acknowledges."""
         owner = self.east.owner(TOPIC)
-        journals = self.east.ask("journals", "list")
+        ledgers = self.east.ask("ledgers", "list")
         [copies] = [
             each["ack_quorum"]
-            for each in journals
+            for each in ledgers
             if each["broker_id"] == owner.broker_id and each["state"] == "open"
         ]
         return int(copies)

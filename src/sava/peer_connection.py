@@ -85,10 +85,6 @@ def frame(payload: bytes) -> bytes:
     return _HEAD.pack(len(payload), google_crc32c.value(payload)) + payload
 
 
-def frames(payloads: Iterable[bytes]) -> bytes:
-    return b"".join(map(frame, payloads))
-
-
 def frame_parts(head: bytes, body: bytes) -> tuple[bytes, bytes]:
     """A frame whose payload is ``head`` and ``body``, without copying the body."""
     crc = google_crc32c.extend(google_crc32c.value(head), body)
@@ -120,33 +116,26 @@ class FrameDecoder:
             if not self._expected.startswith(head):
                 raise BadFrame("the other end does not speak Sava's protocol between brokers")
             if len(head) < len(self._expected):
-                self._keep(data, 0)
+                self._parts = [data]
                 return []
             at, self._expected = len(head), b""
-        return self._split(data, at)
-
-    def _split(self, data: bytes, at: int) -> list[bytes]:
-        payloads, size, wanted = [], len(data), 0
+        payloads, size, self._wanted = [], len(data), 0
         while at + _HEAD.size <= size:
             length, crc = _HEAD.unpack_from(data, at)
             if length > MAX_FRAME_BYTES:
                 raise BadFrame(f"a frame claims {length} bytes, more than {MAX_FRAME_BYTES}")
             end = at + _HEAD.size + length
             if end > size:
-                wanted = end - at
+                self._wanted = end - at
                 break
             payload = data[at + _HEAD.size : end]
             if google_crc32c.value(payload) != crc:
                 raise BadFrame("a frame was damaged on the way")
             payloads.append(payload)
             at = end
-        self._keep(data[at:], wanted)
+        self._parts = [data[at:]] if at < size else []
+        self._held = size - at
         return payloads
-
-    def _keep(self, rest: bytes, wanted: int) -> None:
-        self._parts = [rest] if rest else []
-        self._held = len(rest)
-        self._wanted = wanted
 
 
 # -- handshake ---------------------------------------------------------------------------------
@@ -269,10 +258,6 @@ class PeerConnection(asyncio.Protocol):
         """Why the connection is over."""
         self.is_malformed = False
         """The other end sent what no Sava node sends."""
-
-    @property
-    def is_paused(self) -> bool:
-        return self.paused_at > 0
 
     async def dial(self, address: str, tls: ssl.SSLContext | None) -> None:
         """Connect. The connection is open only if this returns, and ``lost`` is called in any case after

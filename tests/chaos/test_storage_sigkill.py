@@ -25,11 +25,11 @@ from sava.wal import LocalDisk
 from tests.chaos.storage_child import OPTIONS, MetadataServer, Work, batch_of
 from tests.support.long import IS_LONG
 from tests.support.memory_store import MemoryStore
+from tests.support.one_disk import OneDisk
 from tests.support.processes import PIPE, start_child
 from tests.support.processes import Child as Process
 from tests.support.storage import contents, expected, numbered
 from tests.support.waiting import PATIENCE_S
-from tests.support.one_disk import OneDisk
 
 LIVES = 200 if IS_LONG else 20
 

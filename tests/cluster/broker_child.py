@@ -46,7 +46,7 @@ import msgspec
 from sava.cli.main import main
 from sava.cluster.writer_records import WRITERS, WriterRecord
 from sava.ledger.protocol import LedgerRecord
-from sava.ledger.records import LEDGERS
+from sava.ledger.registry import LEDGERS
 from sava.metadata.commands import Delete, DeletePrefix, Put, TxnResult
 from sava.metadata.store import RaftStore
 from sava.records import RecordBatch

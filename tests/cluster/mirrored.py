@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sava.proto import journals_pb2 as pb
+from sava.proto import ledgers_pb2 as pb
 from tests.cluster.trapped import TrappedBrokers
 from tests.support.brokers import CALL_S, BrokerProcess, sava, until
 from tests.support.waiting import PATIENCE_S
@@ -23,16 +23,16 @@ class MirroredBrokers(TrappedBrokers):
         settings.setdefault("cluster", {"registration_ttl_ms": 2500})
         super().__init__(size, directory, **settings)
 
-    async def journals(self, *, through: BrokerProcess | None = None) -> list[pb.Journal]:
+    async def journals(self, *, through: BrokerProcess | None = None) -> list[pb.Ledger]:
         client = (through or self.running[0]).client
-        response = await client.call(client.journals.ListJournals, pb.ListJournalsRequest(), timeout=CALL_S)
-        return list(response.journals)
+        response = await client.call(client.ledgers.ListLedgers, pb.ListLedgersRequest(), timeout=CALL_S)
+        return list(response.ledgers)
 
-    async def journal_of(self, broker: BrokerProcess, *, through: BrokerProcess | None = None) -> pb.Journal:
+    async def journal_of(self, broker: BrokerProcess, *, through: BrokerProcess | None = None) -> pb.Ledger:
         """The newest one."""
         client = (through or self.running[0]).client
-        request = pb.DescribeJournalRequest(broker_id=await self.id_of(broker))
-        found: pb.Journal = await client.call(client.journals.DescribeJournal, request, timeout=CALL_S)
+        request = pb.DescribeLedgerRequest(broker_id=await self.id_of(broker))
+        found: pb.Ledger = await client.call(client.ledgers.DescribeLedger, request, timeout=CALL_S)
         return found
 
     async def mirrors_of(self, broker: BrokerProcess) -> list[BrokerProcess]:
@@ -131,8 +131,8 @@ class MirroredBrokers(TrappedBrokers):
         await until(is_done, f"sava cluster {' '.join(words)}", timeout=60)
 
     async def asked(self, broker: BrokerProcess) -> str:
-        """``sava journals recover``, without ``--yes``, or why there is nothing to tell."""
+        """``sava ledgers recover``, without ``--yes``, or why there is nothing to tell."""
         found = await self.journal_of(broker)
         name = f"{found.broker_id}/{found.incarnation}"
-        code, out, err = await self.command("journals", "recover", name, check=False)
+        code, out, err = await self.command("ledgers", "recover", name, check=False)
         return out if code == 0 else err

@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from sava.ledger.protocol import LedgerRecord
-from sava.ledger.records import LEDGERS
+from sava.ledger.registry import LEDGERS
 from sava.metadata.commands import Delete, LeaseExpire, LeaseRevoke, Put, Txn, TxnBatch, decode_proposal
 from sava.metadata.identity import open_state
 from sava.raft.types import EntryKind

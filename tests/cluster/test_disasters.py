@@ -104,8 +104,8 @@ async def test_a_broker_that_is_alone_says_so_and_two_of_three_serve_everything(
 async def test_a_closed_journal_loses_its_last_copies_and_is_given_up(tmp_path: Path) -> None:
     """Schedule: the object store takes no writes. The owner dies, and its journal is closed on the two
     mirrors; what it holds cannot be stored yet. Then the disks of both mirrors are lost, and their brokers
-    return with empty ones. The topic waits; ``journals list``, ``doctor`` and ``topics describe`` say for
-    what; ``journals recover`` says what would be lost; with ``--yes`` the topic is served and takes
+    return with empty ones. The topic waits; ``ledgers list``, ``doctor`` and ``topics describe`` say for
+    what; ``ledgers recover`` says what would be lost; with ``--yes`` the topic is served and takes
     messages."""
     topic = TOPICS[0]
     async with MirroredBrokers(3, tmp_path) as cluster:
@@ -140,25 +140,25 @@ async def test_a_closed_journal_loses_its_last_copies_and_is_given_up(tmp_path: 
         for broker in mirrors:
 
             async def is_waiting(broker: BrokerProcess = broker) -> bool:
-                _, out, _ = await sava("journals", "list", admin=broker.admin)
+                _, out, _ = await sava("ledgers", "list", admin=broker.admin)
                 return any(line.startswith(name) and "waits" in line for line in out.splitlines())
 
-            await until(is_waiting, "journals list says that it waits, whichever broker is asked")
+            await until(is_waiting, "ledgers list says that it waits, whichever broker is asked")
         _, out, _ = await cluster.command("doctor", "--watch", "0.1", "-o", "json", check=False)
         said = {(each["check"], each["subject"]): each for each in json.loads(out)["findings"]}
-        for about in (("journals", f"journal {name}"), ("orphaned tails", topic)):
+        for about in (("ledgers", f"ledger {name}"), ("orphaned tails", topic)):
             assert said[about]["level"] == "error", out
-            assert f"`sava journals recover {name}`" in said[about]["remedy"]
+            assert f"`sava ledgers recover {name}`" in said[about]["remedy"]
         described = await cluster.describe(topic)
         assert described.state == "orphan"
-        assert "`sava journals list`" in described.reason
+        assert "`sava ledgers list`" in described.reason
 
-        _, out, _ = await cluster.command("journals", "recover", name)
+        _, out, _ = await cluster.command("ledgers", "recover", name)
         assert "nothing was done" in out
         assert topic in out
 
         async def is_given_up() -> bool:
-            code, out, _ = await cluster.command("journals", "recover", name, "--yes", check=False)
+            code, out, _ = await cluster.command("ledgers", "recover", name, "--yes", check=False)
             return code == 0 and "given up" in out
 
         await until(is_given_up, "it is given up")

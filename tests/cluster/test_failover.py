@@ -287,9 +287,9 @@ async def _a_doctor_says_so(cluster: MirroredBrokers, owner: BrokerProcess, topi
     name = f"{journal.broker_id}/{journal.incarnation}"
     _, out, _ = await cluster.command("doctor", "--watch", "0.1", "-o", "json", check=False)
     said = {(each["check"], each["subject"]): each for each in json.loads(out)["findings"]}
-    for about in (("journals", f"journal {name}"), ("orphaned tails", topic)):
+    for about in (("ledgers", f"ledger {name}"), ("orphaned tails", topic)):
         assert said[about]["level"] == "error"
-        assert f"`sava journals recover {name}`" in said[about]["remedy"]
+        assert f"`sava ledgers recover {name}`" in said[about]["remedy"]
 
 
 async def an_operator_gives_up_what_is_lost(cluster: MirroredBrokers, topic: str) -> None:
@@ -309,7 +309,7 @@ async def an_operator_gives_up_what_is_lost(cluster: MirroredBrokers, topic: str
         await cluster.lose_disk(broker)
     journal = await cluster.journal_of(owner)
     name = f"{journal.broker_id}/{journal.incarnation}"
-    _, out, _ = await cluster.command("journals", "recover", name, "--yes")
+    _, out, _ = await cluster.command("ledgers", "recover", name, "--yes")
     assert "given up" in out
     await cluster.until_served(topic, but_not=owner)
     async with (

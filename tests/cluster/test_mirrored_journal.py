@@ -11,7 +11,7 @@ import pytest
 
 from sava.errors import SavaError
 from sava.proto import admin_pb2 as admin
-from sava.proto import journals_pb2 as pb
+from sava.proto import ledgers_pb2 as pb
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
 from tests.support.brokers import BrokerProcess, until
@@ -28,7 +28,7 @@ async def _journal_is_on(cluster: MirroredBrokers, owner: BrokerProcess, copies:
     await until(is_so, f"the journal is on {copies} disks")
 
 
-async def _last_fragment(cluster: MirroredBrokers, owner: BrokerProcess) -> pb.JournalFragment:
+async def _last_fragment(cluster: MirroredBrokers, owner: BrokerProcess) -> pb.LedgerFragment:
     """Asked of the owner itself: one of the others stands still."""
     return (await cluster.journal_of(owner, through=owner)).fragments[-1]
 
@@ -192,10 +192,10 @@ async def test_an_owner_dies_when_every_disk_was_to_have_a_copy(tmp_path: Path, 
 
         if degraded == "refuse":
             await until(is_waiting, "the recovery says that it waits")
-            _, told, _ = await cluster.command("journals", "recover", name)
+            _, told, _ = await cluster.command("ledgers", "recover", name)
             assert "nothing; until its messages are in segments" in told
             assert await is_waiting(), "that was only a question"
-            await cluster.command("journals", "recover", name, "--yes")
+            await cluster.command("ledgers", "recover", name, "--yes")
         await cluster.until_served(TOPIC, but_not=owner)
         async with (
             cluster.sava_client(cluster.running) as client,

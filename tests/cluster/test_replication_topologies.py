@@ -254,7 +254,7 @@ class Troubled(ClientStream):
         self._held: Any = None
 
     async def write(self, request: Any) -> None:
-        is_stretch = isinstance(request, replica_pb2.AppendRequest) and request.HasField("stretch")
+        is_stretch = isinstance(request, replica_pb2.AppendRequest) and request.HasField("range")
         trouble = self._trouble() if is_stretch else ""
         if trouble == "swapped" and self._held is None:
             self._held = request

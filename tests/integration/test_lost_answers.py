@@ -23,8 +23,8 @@ from sava.client import Client
 from sava.errors import Outcome, SavaError
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.proto import admin_pb2 as pb
-from sava.proto import journals_pb2 as journals_pb
-from sava.proto import journals_pb2_grpc as journals_rpc
+from sava.proto import ledgers_pb2 as ledgers_pb
+from sava.proto import ledgers_pb2_grpc as ledgers_rpc
 from sava.proto import topics_admin_pb2 as topics_pb
 from tests.support.brokers import Cluster, sava
 from tests.support.clients import Writing
@@ -343,39 +343,39 @@ async def test_a_writer_that_was_forgotten(site: Site) -> None:
     await site.lose("/sava.writers.Writers/ForgetWriter", "writers forget loader", forgotten)
 
 
-class LossyJournals(journals_rpc.JournalsServicer):
+class LossyLedgers(ledgers_rpc.LedgersServicer):
     """The service of a broker whose journal waits: it says what would be lost, takes the operator's word for
     it, and its answer to that is lost."""
 
     def __init__(self) -> None:
         self.given_up = asyncio.Event()
 
-    async def RecoverJournal(  # noqa: N802
-        self, request: journals_pb.RecoverJournalRequest, context: Any
-    ) -> journals_pb.RecoverJournalResponse:
+    async def RecoverLedger(  # noqa: N802
+        self, request: ledgers_pb.RecoverLedgerRequest, context: Any
+    ) -> ledgers_pb.RecoverLedgerResponse:
         if request.HasField("accepted"):
             self.given_up.set()
             await asyncio.Event().wait()
-        return journals_pb.RecoverJournalResponse(loss=journals_pb.JournalLoss(silent=["disk-1"]))
+        return ledgers_pb.RecoverLedgerResponse(loss=ledgers_pb.LedgerLoss(silent=["disk-1"]))
 
 
 async def test_a_journal_that_was_given_up() -> None:
     """The first call only tells, the second one gives up. A real journal that waits needs brokers that died;
     what this is about is the command, which asks a real server through a connection that breaks."""
-    journals, server = LossyJournals(), aio.server()
-    journals_rpc.add_JournalsServicer_to_server(journals, server)
+    ledgers, server = LossyLedgers(), aio.server()
+    ledgers_rpc.add_LedgersServicer_to_server(ledgers, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with LostAnswers(f"127.0.0.1:{port}") as proxy:
-        line = ("journals", "recover", "7/3", "--yes")
+        line = ("ledgers", "recover", "7/3", "--yes")
         running = asyncio.create_task(sava(*line, admin=proxy.address, check=False))
         async with asyncio.timeout(PATIENCE_S):
-            await journals.given_up.wait()
+            await ledgers.given_up.wait()
             proxy.cut()
             code, _, errors = await running
     await server.stop(None)
     assert code == UNKNOWN, errors
-    assert "it may or may not have happened, `sava journals describe 7/3` shows which" in errors
+    assert "it may or may not have happened, `sava ledgers describe 7/3` shows which" in errors
 
 
 # -- deadlines that pass ---------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_the_alerts_watch_over_metrics_that_exist() -> None:
     check_names([rule["expr"] for rule in rules])
     assert {
         *("SavaNoLeader", "SavaReplicationDisconnected", "SavaBacklogWithoutProgress", "SavaDiskFilling"),
-        *("SavaJournalDegraded", "SavaPublishingRefused", "SavaRecoveryWaiting", "SavaBrokerDown"),
+        *("SavaLedgerDegraded", "SavaPublishingRefused", "SavaRecoveryWaiting", "SavaBrokerDown"),
     } <= {rule["alert"] for rule in rules}
     for rule in rules:
         assert rule["for"]

@@ -156,8 +156,13 @@ async def test_a_refusal_is_told_in_the_stream_with_the_position(stub: Any) -> N
     await stream.send(eu.stretch(10, 20))  # behind a refused one nothing is taken, whatever it is
     assert (await stream.receive()).position == 10
     ended = await stream.receive()
-    assert isinstance(ended, pb.ChainEnded)
-    assert (ended.code, ended.is_known, ended.position, ended.may_pass) == ("chain_broken", True, 10, False)
+    assert isinstance(ended, pb.SourceEnded)
+    assert (ended.code, ended.is_known, ended.position, ended.may_pass) == (
+        "source_position_mismatch",
+        True,
+        10,
+        False,
+    )
     assert await stream.close() is grpc.StatusCode.FAILED_PRECONDITION
     again = ChainStream(stub, topic, eu.source)
     assert (await again.open()).position == 10
@@ -184,12 +189,12 @@ async def test_what_cannot_be_copied_is_refused_and_leaves_the_chain_where_it_is
         case "offsets":
             stretch = stretch._replace(offsets=[0, 1 << 40], end=1 << 41)
     if what == "garbage":
-        request = pb.AppendRequest(stretch=pb.Stretch(start=0, end=10, begin=True, batches=b"x" * 200))
+        request = pb.AppendRequest(range=pb.SourceRange(start=0, end=10, begin=True, batches=b"x" * 200))
         await stream._call.write(request)
     else:
         await stream.send(stretch)
     ended = await stream.receive()
-    assert isinstance(ended, pb.ChainEnded)
+    assert isinstance(ended, pb.SourceEnded)
     assert ended.code in ("message_invalid", "batch_corrupt")
     assert (ended.is_known, ended.position) == (before.is_known, before.position) == (False, 0)
     await stream.close()
@@ -230,16 +235,16 @@ async def test_two_senders_at_once_and_a_killed_broker(tmp_path: Path) -> None:
 # -- several at once -------------------------------------------------------------------------------
 
 
-def one_of_several(topic: str, topic_id: int, eu: Origins, start: int, end: int) -> pb.ChainStretch:
-    stretch = request_of(eu.stretch(start, end, begin=not start)).stretch
-    chain = pb.OpenChain(topic=topic, source=source_of(eu.source))
-    return pb.ChainStretch(chain=chain, topic_id=topic_id, stretch=stretch)
+def one_of_several(topic: str, topic_id: int, eu: Origins, start: int, end: int) -> pb.EachAppend:
+    stretch = request_of(eu.stretch(start, end, begin=not start)).range
+    chain = pb.OpenSource(topic=topic, source=source_of(eu.source))
+    return pb.EachAppend(open=chain, topic_id=topic_id, range=stretch)
 
 
-async def append_each(stub: Any, stretches: list[pb.ChainStretch]) -> list[tuple[str, int]]:
+async def append_each(stub: Any, stretches: list[pb.EachAppend]) -> list[tuple[str, int]]:
     """Of each the code, and the position of its receipt."""
     answers: dict[int, tuple[str, int]] = {}
-    async for response in stub.AppendEach(pb.AppendEachRequest(stretches=stretches), timeout=PATIENCE_S):
+    async for response in stub.AppendEach(pb.AppendEachRequest(appends=stretches), timeout=PATIENCE_S):
         answers |= {each.number: (each.code, each.receipt.position) for each in response.answers}
     return [answers[number] for number in range(len(stretches))]
 
@@ -254,19 +259,19 @@ async def test_a_stretch_each_into_chains_of_several_topics(stub: Any, broker: S
         await stream.open()  # waits until somebody has the topic, which such a call does not
         stream.cancel()
 
-    def stretches(start: int, end: int) -> list[pb.ChainStretch]:
+    def stretches(start: int, end: int) -> list[pb.EachAppend]:
         return [
             one_of_several(topic, topic_id, eu, start, end)
             for topic, topic_id, eu in zip(topics, ids, sources, strict=True)
         ]
 
     assert await append_each(stub, stretches(0, 10)) == [("", 10)] * 6
-    assert await append_each(stub, stretches(0, 10)) == [("chain_broken", 0)] * 6, "repeated"
+    assert await append_each(stub, stretches(0, 10)) == [("source_position_mismatch", 0)] * 6, "repeated"
     bad = stretches(10, 20)
     bad[1].topic_id += 1000
-    bad[2].chain.topic = "/default/several-none"
-    bad[3].stretch.batches = b"x" * 200
-    bad[4].chain.source.cluster_name = "us"
+    bad[2].open.topic = "/default/several-none"
+    bad[3].range.batches = b"x" * 200
+    bad[4].open.source.cluster_name = "us"
     told = await append_each(stub, bad)
     wrong = [(code, 0) for code in ("topic_mismatch", "topic_unknown", "batch_corrupt", "message_invalid")]
     assert told == [("", 20), *wrong, ("", 20)]

@@ -29,8 +29,8 @@ from sava.wal import LocalDisk
 from tests.support.brokers import BrokerProcess, Cluster, sava
 from tests.support.messages import write
 from tests.support.objects import S3Server, s3_server
-from tests.support.storage import LAZY, numbered
 from tests.support.one_disk import OneDisk
+from tests.support.storage import LAZY, numbered
 
 __all__ = ["s3_server"]
 

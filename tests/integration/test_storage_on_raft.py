@@ -29,9 +29,9 @@ from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.support.brokers import FAST, storage_in
 from tests.support.network import free_ports
+from tests.support.one_disk import OneDisk
 from tests.support.storage import EAGER, LAZY, TOPIC, append_each, contents, expected, numbered
 from tests.support.waiting import HURRIES, PATIENCE_S
-from tests.support.one_disk import OneDisk
 
 NAME = InspectedTopic(TOPIC.namespace, TOPIC.name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sava.ledger.protocol import record as steps
-from sava.ledger.protocol.messages import (
+from sava.ledger.protocol.member import (
     Check,
     Durable,
     Fence,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sava.ledger.protocol.messages import (
+from sava.ledger.protocol.member import (
     CheckAnswer,
     Durable,
     FenceAnswer,

@@ -5,12 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sava.ledger.protocol.member import (
-    LedgerMember,
-    MemberNote,
-    Work,
-    held_after_restart,
-)
-from sava.ledger.protocol.messages import (
     Check,
     CheckAnswer,
     Durable,
@@ -18,13 +12,17 @@ from sava.ledger.protocol.messages import (
     FenceAnswer,
     Join,
     LedgerAppend,
+    LedgerMember,
     LedgerRefused,
+    MemberNote,
     Message,
     Read,
     ReadAnswer,
     RefusalReason,
     Trim,
+    Work,
     WriteBack,
+    held_after_restart,
 )
 from sava.ledger.protocol.record import LedgerId, Range, without
 from sava.wal.errors import DiskFailed, DiskFull

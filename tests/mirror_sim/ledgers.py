@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sava.ledger.protocol.messages import (
+from sava.ledger.protocol.member import (
     Durable,
     Join,
     JoinAnswer,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from sava.ledger.protocol.messages import Message, decode, encode
+from sava.ledger.protocol.member import Message, decode, encode
 from tests.mirror_sim.knobs import Knobs
 from tests.sim.schedule import Schedule
 

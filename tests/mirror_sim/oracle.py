@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from sava.ledger.protocol.messages import FenceAnswer
+from sava.ledger.protocol.member import FenceAnswer
 from sava.ledger.protocol.record import (
     Fragment,
     LedgerId,

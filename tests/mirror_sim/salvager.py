@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sava.ledger.protocol.messages import Read, ReadAnswer
+from sava.ledger.protocol.member import Read, ReadAnswer
 from sava.ledger.protocol.record import LedgerId, LedgerRecord, StorageId, TailBroken
 from sava.ledger.tail_recovery import WHOLE, Share, share_of
 from tests.mirror_sim.copies import Batch, parse

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sava.ledger.protocol.messages import Message
+from sava.ledger.protocol.member import Message
 from sava.ledger.protocol.record import StorageId
 from tests.mirror_sim.broker import Broker
 from tests.mirror_sim.controller import Controller

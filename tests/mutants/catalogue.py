@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant(
         "m5",
         "an append that ends earlier cuts off the rest of the log",
-        f"{RAFT}/following.py",
+        f"{RAFT}/replication.py",
         "    if position == len(entries):\n        return\n",
         "    if position == len(entries):\n"
         "        end = prev_index + len(entries)\n"
@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         "m6",
         "the term of the previous entry is not compared",
-        f"{RAFT}/following.py",
+        f"{RAFT}/replication.py",
         "    elif log.matches(message.prev_index, message.prev_term):\n",
         "    elif log.compacted_index <= message.prev_index <= log.last_index:\n",
         seeds=300,
@@ -71,8 +71,8 @@ MUTANTS = (
         "m7",
         "a heartbeat carries the leader's commit index as it is",
         f"{RAFT}/replication.py",
-        "            told = min(progress.match, commit)\n",
-        "            told = commit\n",
+        "            known = min(progress.match, commit)\n",
+        "            known = commit\n",
         seeds=20,
     ),
     Mutant(
@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant(
         "m10",
         "membership changes before an entry of the own term is committed",
-        f"{RAFT}/reconfigure.py",
+        f"{RAFT}/leading.py",
         "    if not has_committed_own_term(state):\n        raise MembershipBusy",
         "    if False:\n        raise MembershipBusy",
         seeds=150,
@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         "m11",
         "truncation does not bring the previous configuration back",
-        f"{RAFT}/following.py",
+        f"{RAFT}/replication.py",
         "        changed = state.history.truncate_from(news[0].index)\n",
         "        changed = False\n",
         seeds=200,
@@ -155,8 +155,8 @@ MUTANTS = (
         "m16",
         "the log is compacted before the snapshot is durable",
         f"{META}/replica/persister.py",
-        "        self._saver.save(base, machine.freeze(), self._saved)\n",
-        "        self._saver.save(base, machine.freeze(), self._saved)\n        core.snapshot_taken(base)\n",
+        "        self._save(base, machine.freeze(), self._saved)\n",
+        "        self._save(base, machine.freeze(), self._saved)\n        core.snapshot_taken(base)\n",
         seeds=20,
     ),
     Mutant(
@@ -249,7 +249,7 @@ MUTANTS = (
         seeds=60,
         more=(
             (
-                f"{META}/replica/applier.py",
+                f"{META}/replica/persister.py",
                 "            if index != self.index + 1:\n",
                 "            if index > self.index + 1:\n",
             ),

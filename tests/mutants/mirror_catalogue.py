@@ -246,7 +246,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "j9d",
         "a change of a generation is written beside another one, and undoes it",
-        "sava/ledger/generations.py",
+        "sava/ledger/endpoint.py",
         "        async with self._changing:\n            generations = changed()\n",
         "        if True:\n            generations = changed()\n",
         tests=("tests/unit/ledger/test_generations.py",),
@@ -280,7 +280,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "h1",
         "an avoided mirror is not taken although no other completes the quorum",
-        "sava/ledger/live_brokers.py",
+        "sava/ledger/registry.py",
         "    if len(chosen) < needed:\n",
         "    if False:\n",
         tests=("tests/unit/ledger/test_live_brokers.py",),
@@ -288,7 +288,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "h2",
         "a mirror that no acknowledgement needs is replaced after a second, too",
-        f"{PROTOCOL}/health.py",
+        f"{PROTOCOL}/owner.py",
         "        if not is_needed:\n            return self._longest_s\n",
         "",
         tests=("tests/unit/ledger/protocol/test_mirror_health.py",),
@@ -296,7 +296,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "h3",
         "an owner that was stopped leaves all of its mirrors when it continues",
-        f"{PROTOCOL}/health.py",
+        f"{PROTOCOL}/owner.py",
         "            self._owed_since += seconds\n",
         "            pass\n",
         tests=("tests/unit/ledger/protocol/test_mirror_health.py",),
@@ -304,7 +304,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "h4",
         "a slow owner changes its mirrors every second, to and fro",
-        f"{PROTOCOL}/health.py",
+        f"{PROTOCOL}/owner.py",
         "max(wanted, self._floor_s * 2.0**trips)",
         "wanted",
         tests=("tests/unit/ledger/protocol/test_mirror_health.py",),
@@ -312,7 +312,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "h5",
         "a mirror on a slow line is measured like one nearby",
-        f"{PROTOCOL}/health.py",
+        f"{PROTOCOL}/owner.py",
         "max(self._floor_s, FACTOR * p99)",
         "self._floor_s",
         tests=("tests/unit/ledger/protocol/test_mirror_health.py",),
@@ -320,7 +320,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "h6",
         "two full mirrors change places without a pause",
-        f"{PROTOCOL}/health.py",
+        f"{PROTOCOL}/owner.py",
         "frozenset(members) if now < self._retry_at else frozenset()",
         "frozenset()",
         tests=("tests/unit/ledger/protocol/test_mirror_health.py",),
@@ -360,7 +360,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "h11",
         "a mirror that was full once is left out for a minute although it has room again",
-        f"{PROTOCOL}/health.py",
+        f"{PROTOCOL}/owner.py",
         "        return min(FIRST_REFUSED_S * 2.0 ** (count - 1), LONGEST_REFUSED_S)\n",
         "        return LONGEST_REFUSED_S\n",
         tests=("tests/unit/ledger/protocol/test_mirror_health.py",),
@@ -368,7 +368,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "h12",
         "a mirror that stays full is tried every second",
-        f"{PROTOCOL}/health.py",
+        f"{PROTOCOL}/owner.py",
         "        return min(FIRST_REFUSED_S * 2.0 ** (count - 1), LONGEST_REFUSED_S)\n",
         "        return FIRST_REFUSED_S\n",
         tests=("tests/unit/ledger/protocol/test_mirror_health.py",),
@@ -430,10 +430,10 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
     _Mirror(
         "v3",
         "a closed journal that has lost its last copies is listed as if it went on",
-        "sava/api/admin/journals.py",
+        "sava/api/admin/ledgers.py",
         "        if is_held and not self._failover.lacks_bytes(record.origin):\n",
         "        if True:\n",
-        tests=("tests/unit/api/test_journals_admin.py",),
+        tests=("tests/unit/api/test_ledgers_admin.py",),
     ),
     _Mirror(
         "t3",

@@ -112,7 +112,7 @@ SUSPICION_MUTANTS = (
         "d12",
         "a restart counts as a pause of the network",
         FILE,
-        " or pause >= self._lease_ms or life != peer.life:\n",
+        " or pause >= self._lease_ms or incarnation != peer.incarnation:\n",
         " or pause >= self._lease_ms:\n",
         tests=UNIT,
     ),
@@ -120,8 +120,8 @@ SUSPICION_MUTANTS = (
         "d13",
         "an outage counts as a pause of the network",
         FILE,
-        " or pause >= self._lease_ms or life != peer.life:\n",
-        " or life != peer.life:\n",
+        " or pause >= self._lease_ms or incarnation != peer.incarnation:\n",
+        " or incarnation != peer.incarnation:\n",
         tests=UNIT,
     ),
     Mutant(
@@ -151,7 +151,7 @@ SUSPICION_MUTANTS = (
     Mutant(
         "d17",
         "wrong evidence against a leader is kept",
-        "sava/raft/following.py",
+        "sava/raft/replication.py",
         "    state.hurried_timeout = 0\n",
         "",
         tests=RAFT,

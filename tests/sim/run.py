@@ -202,6 +202,6 @@ def check_machines(world: World, leases: Leases) -> None:
         restored = StateMachine.restore(machine.freeze().chunks(), world.config.limits)
         if restored.digest() != machine.digest():
             raise Violation("I14", f"node {node.id}: the state does not survive its own snapshot")
-        overdue = [lease.lease for lease in machine.leases() if lease.lease in leases.ttl_ms]
+        overdue = [lease.lease for lease in machine.leases if lease.lease in leases.ttl_ms]
         if overdue and world.leader() is leader and max(leases.ttl_ms.values(), default=0) < 2_000:
             raise Violation("S67", f"leases {overdue} outlived their holders by far")

@@ -16,7 +16,7 @@ from sava.metadata.commands import decode_proposal
 from sava.metadata.identity import NodeState, cluster_id_of
 from sava.metadata.machine.state_machine import Applied
 from sava.metadata.peer import Bootstrap
-from sava.metadata.replica.replica import Replica, ReplicaConfig
+from sava.metadata.replica.replica import Process, Replica, ReplicaConfig, ReplicaDisk
 from sava.raft.core import Role, Status
 from sava.raft.types import CoreConfig, Entry, Membership, NodeId
 from sava.wal.log import LogOptions
@@ -125,15 +125,9 @@ class World:
         assert node.writer is not None
         assert node.saver is not None
         replica = Replica(
-            node=node.id,
-            address=f"sim:{node.id}",
-            incarnation=state.incarnation,
-            nonce=node.rng.getrandbits(62),
-            config=self.config,
-            recovered=state.recovered,
-            writer=node.writer,
-            snapshots=state.snapshots,
-            saver=node.saver,
+            Process(node.id, f"sim:{node.id}", state.incarnation, nonce=node.rng.getrandbits(62)),
+            self.config,
+            ReplicaDisk(state.recovered, node.writer, state.snapshots, node.saver.save),
             send=node.send,
             fail=node.fail,
             rng=rng,

@@ -319,7 +319,7 @@ def source_of(source: Source) -> pb.Source:
 def request_of(stretch: SourceRange) -> pb.AppendRequest:
     batches = b"".join(batch.to_bytes() for batch in stretch.batches)
     return pb.AppendRequest(
-        stretch=pb.Stretch(
+        range=pb.SourceRange(
             start=stretch.start,
             end=stretch.end,
             begin=stretch.begin,
@@ -340,9 +340,9 @@ class ChainStream:
 
     def __init__(self, stub: Any, topic: str, source: Source, *, timeout: float = PATIENCE_S) -> None:
         self._call = stub.Append(timeout=timeout)
-        self._opening = pb.AppendRequest(open=pb.OpenChain(topic=topic, source=source_of(source)))
+        self._opening = pb.AppendRequest(open=pb.OpenSource(topic=topic, source=source_of(source)))
 
-    async def open(self) -> pb.ChainOpened:
+    async def open(self) -> pb.SourceOpened:
         await self._call.write(self._opening)
         response: pb.AppendResponse = await self._call.read()
         if response is aio.EOF:  # type: ignore[attr-defined]
@@ -352,7 +352,7 @@ class ChainStream:
     async def send(self, stretch: SourceRange) -> None:
         await self._call.write(request_of(stretch))
 
-    async def receive(self) -> pb.ChainReceipt | pb.ChainEnded:
+    async def receive(self) -> pb.SourceReceipt | pb.SourceEnded:
         response: pb.AppendResponse = await self._call.read()
         if response is aio.EOF:  # type: ignore[attr-defined]
             raise await self.error()
@@ -432,7 +432,7 @@ class Sender:
             finally:
                 stream.cancel()
 
-    async def _stream(self, stream: ChainStream, opened: pb.ChainOpened) -> bool:
+    async def _stream(self, stream: ChainStream, opened: pb.SourceOpened) -> bool:
         """Whether the end was reached."""
         position, under_way, is_known = opened.position, 0, opened.is_known
         while True:
@@ -448,7 +448,7 @@ class Sender:
                 await asyncio.sleep(0.01)
                 continue
             answer = await stream.receive()
-            if isinstance(answer, pb.ChainEnded):
+            if isinstance(answer, pb.SourceEnded):
                 return False
             assert answer.position > self.position
             self._told(answer.position)

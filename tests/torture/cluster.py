@@ -27,7 +27,7 @@ import yaml
 from sava.api.admin_client import PLAIN, AdminClient
 from sava.config import Auth
 from sava.errors import SavaError
-from sava.proto import admin_pb2, brokers_pb2, journals_pb2, topics_admin_pb2
+from sava.proto import admin_pb2, brokers_pb2, ledgers_pb2, topics_admin_pb2
 from tests.integration.test_tls import make_certificates
 from tests.support.network import Links, free_ports
 from tests.support.objects import BUCKET, S3Server
@@ -481,12 +481,12 @@ class Cluster:
         broker.node_id = status.self_node_id
         return len(there) == len(self.brokers) == len(status.voters) and bool(status.leader_id)
 
-    async def journals(self) -> list[journals_pb2.Journal]:
-        request = journals_pb2.ListJournalsRequest()
+    async def journals(self) -> list[ledgers_pb2.Ledger]:
+        request = ledgers_pb2.ListLedgersRequest()
         response = await self._repeat(
-            lambda client: client.call(client.journals.ListJournals, request, timeout=CALL_S), CALL_S
+            lambda client: client.call(client.ledgers.ListLedgers, request, timeout=CALL_S), CALL_S
         )
-        return list(response.journals)
+        return list(response.ledgers)
 
     async def _is_mirrored(self) -> bool:
         there = {broker.node_id for broker in self.brokers}

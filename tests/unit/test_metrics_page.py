@@ -18,7 +18,7 @@ PARTS = {
     "metadata: proposal latency": ("sava_raft_proposal_seconds", "sava_raft_wal_sync_seconds"),
     "journal: sync latency": ("sava_journal_sync_seconds",),
     "journal: batch size": ("sava_journal_sync_bytes",),
-    "journal: mirror lag": ("sava_journal_mirror_lag_bytes", "sava_journal_degraded"),
+    "journal: mirror lag": ("sava_ledger_mirror_lag_bytes", "sava_ledger_degraded"),
     "topics": ("sava_topic_messages_total", "sava_topic_unstored_messages", "sava_topics_served"),
     "subscriptions: lag": ("sava_subscription_backlog_messages", "sava_subscription_unacked_messages"),
     "subscriptions: redeliveries": ("sava_subscription_redelivered_messages_total",),

@@ -18,7 +18,7 @@ from sava.proto import (
     brokers_pb2,
     danube_schema_pb2,
     doctor_pb2,
-    journals_pb2,
+    ledgers_pb2,
     pipelines_pb2,
     replication_pb2,
     topics_admin_pb2,
@@ -31,7 +31,7 @@ PROTOS = (
     admin_pb2,
     brokers_pb2,
     topics_admin_pb2,
-    journals_pb2,
+    ledgers_pb2,
     doctor_pb2,
     pipelines_pb2,
     replication_pb2,
@@ -92,7 +92,7 @@ def test_the_check_of_every_change_can_be_made_from_its_request() -> None:
                 check = admin_client.check_of(path, request)
                 if path in admin_client.READS:
                     assert check is None
-                elif method.name != "RecoverJournal":  # without what is accepted it only tells
+                elif method.name != "RecoverLedger":  # without what is accepted it only tells
                     assert check is not None
                     assert "{" not in check
 

@@ -46,9 +46,9 @@ async def run(plan: Plan) -> list[Row]:
         victim.child.kill()
         await _until_salvaged(others, count)
         served = await _until_served(trio, others[0], names) - began
-        closing = await _sum(others, "sava_journal_recovery_seconds_total")
-        salvaging = await _sum(others, "sava_journal_tail_recovery_seconds_total")
-        size = await _sum(others, "sava_journal_recovered_bytes_total")
+        closing = await _sum(others, "sava_ledger_recovery_seconds_total")
+        salvaging = await _sum(others, "sava_ledger_tail_recovery_seconds_total")
+        size = await _sum(others, "sava_ledger_recovered_bytes_total")
     what = f"{size / 1e9:.2f} GB of journal in {count} topics"
     beside = f"closed after {duration(closing)}, segments after {duration(salvaging)} more"
     return [
@@ -66,7 +66,7 @@ async def run(plan: Plan) -> list[Row]:
 
 async def _until_salvaged(brokers: list[Broker], count: int) -> None:
     deadline = time.monotonic() + DONE_S
-    while await _sum(brokers, "sava_journal_recovered_topics_total") < count:
+    while await _sum(brokers, "sava_ledger_recovered_topics_total") < count:
         if time.monotonic() > deadline:
             raise ProcessFailedError(f"not all topics were salvaged within {DONE_S:.0f} s")
         await asyncio.sleep(POLL_S)

@@ -29,7 +29,7 @@ from sava.proto import admin_pb2_grpc as rpc
 from sava.proto import brokers_pb2_grpc as brokers_rpc
 from sava.proto import danube_schema_pb2_grpc as schema_rpc
 from sava.proto import doctor_pb2_grpc as doctor_rpc
-from sava.proto import journals_pb2_grpc as journals_rpc
+from sava.proto import ledgers_pb2_grpc as ledgers_rpc
 from sava.proto import pipelines_pb2_grpc as pipelines_rpc
 from sava.proto import replication_pb2_grpc as replication_rpc
 from sava.proto import topics_admin_pb2_grpc as topics_rpc
@@ -89,7 +89,7 @@ class AdminClient:
         self.topics: Any = topics_rpc.TopicsStub(channel)
         self.subscriptions: Any = topics_rpc.SubscriptionsStub(channel)
         self.writers: Any = writers_rpc.WritersStub(channel)
-        self.journals: Any = journals_rpc.JournalsStub(channel)
+        self.ledgers: Any = ledgers_rpc.LedgersStub(channel)
         self.doctor: Any = doctor_rpc.DoctorStub(channel)
         self.pipelines: Any = pipelines_rpc.PipelinesStub(channel)
         self.replication: Any = replication_rpc.ReplicationStub(channel)
@@ -167,7 +167,7 @@ _SERVICES: Final = {
     "/sava.admin.Namespaces/": ("ListNamespaces", "DescribeNamespace"),
     "/sava.admin.Topics/": ("ListTopics", "DescribeTopic"),
     "/sava.admin.Subscriptions/": ("DescribeSubscription",),
-    "/sava.admin.Journals/": ("ListJournals", "DescribeJournal"),
+    "/sava.admin.Ledgers/": ("ListLedgers", "DescribeLedger"),
     "/sava.admin.Doctor/": ("Examine",),
     "/sava.admin.Pipelines/": ("ListPipelines", "ListRunners"),
     "/sava.admin.Replication/": (
@@ -222,7 +222,7 @@ CHANGES: Final[dict[str, str]] = {
     "/sava.admin.Subscriptions/DeleteSubscription": _SUBSCRIPTION,
     "/sava.admin.Subscriptions/SeekSubscription": _SUBSCRIPTION,
     "/sava.admin.Subscriptions/ConfigureSubscription": _SUBSCRIPTION,
-    "/sava.admin.Journals/RecoverJournal": "sava journals describe {0.broker_id}/{0.incarnation}",
+    "/sava.admin.Ledgers/RecoverLedger": "sava ledgers describe {0.broker_id}/{0.incarnation}",
     "/sava.admin.Pipelines/ApplyPipeline": "sava pipelines describe {0.spec.name}",
     "/sava.admin.Pipelines/PausePipeline": _PIPELINE,
     "/sava.admin.Pipelines/ResumePipeline": _PIPELINE,
@@ -254,6 +254,6 @@ def check_of(method: str, request: Any) -> str | None:
     """The command that shows whether the call took effect. None: it changes nothing."""
     if method in READS or getattr(request, "dry_run", False):
         return None
-    if method.endswith("/RecoverJournal") and not request.HasField("accepted"):
+    if method.endswith("/RecoverLedger") and not request.HasField("accepted"):
         return None  # it only says what would be lost
     return CHANGES.get(method, "sava doctor").format(request)

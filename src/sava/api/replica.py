@@ -84,7 +84,7 @@ class ReplicaService(rpc.ReplicaServicer):
         self._cluster_id = cluster_id
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             cluster_id = self._cluster_id()
             if not cluster_id:
                 raise NotInitialized("this broker is not part of a cluster yet")
@@ -97,7 +97,7 @@ class ReplicaService(rpc.ReplicaServicer):
     async def DescribeTopics(
         self, request: pb.DescribeTopicsRequest, context: Any
     ) -> pb.DescribeTopicsResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             if len(request.topics) > MAX_DESCRIBED:
                 raise MessageInvalid(f"{len(request.topics)} topics; one call describes {MAX_DESCRIBED}")
             await self._topics.ready()
@@ -107,7 +107,7 @@ class ReplicaService(rpc.ReplicaServicer):
         return pb.DescribeTopicsResponse(topics=shapes)
 
     async def EnsureTopic(self, request: pb.EnsureTopicRequest, context: Any) -> pb.TopicShape:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             name, count = _head(request.topic), request.partition_count
             await self._topics.ready()
             spec = await self._topics.registry.get(name)
@@ -158,7 +158,7 @@ class ReplicaService(rpc.ReplicaServicer):
         return shape
 
     async def EnsureSchema(self, request: pb.EnsureSchemaRequest, context: Any) -> pb.EnsureSchemaResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             found = await self._schemas.register(
                 request.subject, request.type, request.definition, created_by="replication"
             )
@@ -170,27 +170,27 @@ class ReplicaService(rpc.ReplicaServicer):
 
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             await AppendStream(await self._chain(await opening(context)), context).run()
 
     async def AppendEach(self, request: pb.AppendEachRequest, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
-            await append_each(request, lambda each: self._chain(each.chain, each.topic_id), context)
+        async with error_mapping.mapped(context):
+            await append_each(request, lambda each: self._chain(each.open, each.topic_id), context)
 
     async def ReadEach(self, request: pb.ReadEachRequest, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             await read_each(self._topics, request, context)
 
-    async def _chain(self, opening: pb.OpenChain, topic_id: int | None = None) -> SourceCopier:
+    async def _chain(self, opening: pb.OpenSource, topic_id: int | None = None) -> SourceCopier:
         """``topic_id``: that the topic must have."""
         source = self._source(opening.source)
         topic = await self._topics.get(TopicName.parse(opening.topic))
         if topic_id not in (None, topic.topic_id):
             raise TopicMismatch(f"topic {topic.name} has id {topic.topic_id}; {topic_id} was a former one's")
-        return await topic.open_chain(source)
+        return await topic.open_source(source)
 
     async def ApplyAcks(self, request: pb.ApplyAcksRequest, context: Any) -> pb.ApplyAcksResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             source = self._source(request.source)
             acks = [_origin_acks(each) for each in request.acks]
             try:
@@ -212,7 +212,7 @@ class ReplicaService(rpc.ReplicaServicer):
         )
 
     async def ReadAcks(self, request: pb.ReadAcksRequest, context: Any) -> pb.ReadAcksResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             topic = await self._topics.get(TopicName.parse(request.topic))
             try:
                 found = await topic.read_acks(
@@ -290,7 +290,7 @@ class AppendStream:
         """Until the client is done. Raises the error that the stream ends with; everything before it has its
         receipt."""
         progress = await self._chain.progress()
-        opened = pb.ChainOpened(
+        opened = pb.SourceOpened(
             is_known=progress.is_known,
             position=progress.position,
             kept_position=progress.kept,
@@ -353,7 +353,7 @@ class AppendStream:
     async def _end(self, failure: SavaError, reading: asyncio.Future[None]) -> None:
         """Tell the client, and wait until it has heard it."""
         progress = await self._chain.progress()
-        ended = pb.ChainEnded(
+        ended = pb.SourceEnded(
             code=error_mapping.code_of(failure),
             reason=str(failure),
             may_pass=isinstance(failure, MAY_PASS) and not isinstance(failure, HostError),
@@ -366,18 +366,18 @@ class AppendStream:
 
 
 def _requested(request: pb.AppendRequest) -> SourceRange:
-    if request.WhichOneof("kind") != "stretch":
+    if request.WhichOneof("kind") != "range":
         raise MessageInvalid("an append stream carries ranges after its opening")
-    return range_of(request.stretch)
+    return range_of(request.range)
 
 
-def range_of(message: pb.Stretch) -> SourceRange:
+def range_of(message: pb.SourceRange) -> SourceRange:
     batches = list(iter_batches(message.batches))
     return SourceRange(message.start, message.end, message.begin, batches, message.offsets)
 
 
-def receipt_of(copied: Copied) -> pb.ChainReceipt:
-    return pb.ChainReceipt(
+def receipt_of(copied: Copied) -> pb.SourceReceipt:
+    return pb.SourceReceipt(
         position=copied.position,
         kept_position=copied.kept,
         appended=copied.appended,
@@ -424,15 +424,15 @@ async def read_each(topics: ServedTopics, request: pb.ReadEachRequest, context: 
 
 async def append_each(
     request: pb.AppendEachRequest,
-    open_chain: Callable[[pb.ChainStretch], Awaitable[SourceCopier]],
+    open_source: Callable[[pb.EachAppend], Awaitable[SourceCopier]],
     context: Any,
 ) -> None:
     """Side by side: one that waits, for its rate or because its topic moves, keeps no other waiting."""
-    _check_number(request.stretches)
-    waiting: set[asyncio.Task[pb.StretchAnswer]] = set()
+    _check_number(request.appends)
+    waiting: set[asyncio.Task[pb.EachAnswer]] = set()
     try:
-        for number, each in enumerate(request.stretches):
-            waiting.add(asyncio.create_task(_answer(number, each, open_chain)))
+        for number, each in enumerate(request.appends):
+            waiting.add(asyncio.create_task(_answer(number, each, open_source)))
             await asyncio.sleep(0)  # others have their turn in between
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -443,14 +443,14 @@ async def append_each(
 
 
 async def _answer(
-    number: int, each: pb.ChainStretch, open_chain: Callable[[pb.ChainStretch], Awaitable[SourceCopier]]
-) -> pb.StretchAnswer:
+    number: int, each: pb.EachAppend, open_source: Callable[[pb.EachAppend], Awaitable[SourceCopier]]
+) -> pb.EachAnswer:
     try:
-        chain = await open_chain(each)
-        copied = await (await chain.begin(range_of(each.stretch)))
+        chain = await open_source(each)
+        copied = await (await chain.begin(range_of(each.range)))
     except SavaError as error:
-        return pb.StretchAnswer(number=number, code=error_mapping.code_of(error))
-    return pb.StretchAnswer(number=number, receipt=receipt_of(copied))
+        return pb.EachAnswer(number=number, code=error_mapping.code_of(error))
+    return pb.EachAnswer(number=number, receipt=receipt_of(copied))
 
 
 def _check_number(of: Sequence[object]) -> None:

@@ -81,7 +81,7 @@ class StreamsService(rpc.StreamsServicer):
 
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Publish(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             producer = await self._open_producer(await opening(context))
             try:
                 await PublishHandler(producer, context).run()
@@ -102,7 +102,7 @@ class StreamsService(rpc.StreamsServicer):
         )
 
     async def Subscribe(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             first = await opening(context)
             topic = await self._topics.get(TopicName.parse(first.topic))
             consumer = await topic.subscribe(_subscribe_options(first))
@@ -112,7 +112,7 @@ class StreamsService(rpc.StreamsServicer):
                 consumer.close()
 
     async def Read(self, request: pb.ReadRequest, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             topic = await self._topics.get(TopicName.parse(request.topic))
             log = _log_of(topic)
             start = await topic.resolve(_position(request.start))
@@ -128,7 +128,7 @@ class StreamsService(rpc.StreamsServicer):
                 await context.write(pb.ReadResponse(batches=batches, next_offset=log.next_offset))
 
     async def LookUp(self, request: pb.LookUpRequest, context: Any) -> pb.LookUpResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             name = TopicName.parse(request.topic)
             if request.create:
                 await self._topics.ensure(name, _known(_RELIABLE, request.delivery, "delivery"))
@@ -146,7 +146,7 @@ class StreamsService(rpc.StreamsServicer):
         return response
 
     async def Offsets(self, request: pb.OffsetsRequest, context: Any) -> pb.OffsetsResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             topic = await self._topics.get(TopicName.parse(request.topic))
             log = _log_of(topic)
             if request.HasField("beyond"):
@@ -163,7 +163,7 @@ class StreamsService(rpc.StreamsServicer):
             )
 
     async def Segments(self, request: pb.SegmentsRequest, context: Any) -> pb.SegmentsResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             topic = await self._topics.get(TopicName.parse(request.topic))
             log = _log_of(topic)
             segments = await log.segments(request.from_offset)
@@ -179,7 +179,7 @@ class StreamsService(rpc.StreamsServicer):
             )
 
     async def Schema(self, request: pb.SchemaRequest, context: Any) -> pb.SchemaResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             if request.version:
                 found = await self._schemas.get_version(request.subject, request.version)
             else:
@@ -188,7 +188,7 @@ class StreamsService(rpc.StreamsServicer):
 
     async def ListTopics(self, request: pb.ListTopicsRequest, context: Any) -> pb.ListTopicsResponse:
         """From what this node knows, once it knows anything: programs ask again and again."""
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             await self._topics.ready()
             if request.namespace:
                 await self._topics.namespaces.policy(check_name(request.namespace, "namespace"))
@@ -202,7 +202,7 @@ class StreamsService(rpc.StreamsServicer):
         )
 
     async def Advance(self, request: pb.AdvanceRequest, context: Any) -> pb.AdvanceResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             topic = await self._topics.get(TopicName.parse(request.topic))
             await topic.advance(request.subscription, request.offset)
         return pb.AdvanceResponse()
@@ -210,7 +210,7 @@ class StreamsService(rpc.StreamsServicer):
     async def Append(self, request: pb.AppendRequest, context: Any) -> pb.AppendResponse:
         """What other brokers have for a topic; a client has no such right, since it would go around who
         publishes and whether the topic's schema lets it."""
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             if not is_forwarded(context):
                 raise MessageInvalid("Append is for brokers: clients publish")
             topic = await self._topics.get(TopicName.parse(request.topic))

@@ -141,7 +141,7 @@ class WritersService(rpc.WritersServicer):
         self._store_url = store_url
 
     async def Staging(self, request: pb.StagingRequest, context: Any) -> pb.StagingResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             writer = check_name(request.writer, "writer")
             if self._store_url.startswith("memory:"):
                 raise StagedInvalid(
@@ -154,7 +154,7 @@ class WritersService(rpc.WritersServicer):
         )
 
     async def Commit(self, request: pb.CommitRequest, context: Any) -> pb.CommitResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             try:
                 async with asyncio.timeout(error_mapping.remaining(context, COMMIT_S)):
                     done = await self._writers.commit(_commit(request))
@@ -167,20 +167,20 @@ class WritersService(rpc.WritersServicer):
         return pb.CommitResponse(decided_now=done.decided_now, published=published)
 
     async def PublishStaged(self, request: pb.PublishStagedRequest, context: Any) -> pb.PublishStagedResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             if not is_forwarded(context):
                 raise MessageInvalid("PublishStaged is for brokers: writers commit")
             return await self._here.do(request)
 
     async def ListWriters(self, request: pb.ListWritersRequest, context: Any) -> pb.ListWritersResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             found = await self._writers.list()
         return pb.ListWritersResponse(
             writers=[to_message(pb.WriterInfo, record, writer=writer) for writer, record in found]
         )
 
     async def ForgetWriter(self, request: pb.ForgetWriterRequest, context: Any) -> pb.ForgetWriterResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             await self._writers.forget(request.writer, force=request.force)
         return pb.ForgetWriterResponse()
 

@@ -54,8 +54,8 @@ GROUPS: Final[Mapping[str, CommandEntry]] = {
     ),
     "schemas": CommandEntry("schemas", "app", "Register schemas, check them, bind them to topics."),
     "writers": CommandEntry("writers", "app", "Inspect and forget writers of exactly-once writes."),
-    "journals": CommandEntry(
-        "journals", "app", "Inspect brokers' journals, and end one that cannot be recovered whole."
+    "ledgers": CommandEntry(
+        "ledgers", "app", "Inspect brokers' ledgers, and end one that cannot be recovered whole."
     ),
     "remotes": CommandEntry(
         "replication", "remotes_app", "Add, test and remove clusters that topics are replicated to."

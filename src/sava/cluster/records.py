@@ -124,14 +124,14 @@ class RebalanceRunning(RetryableError):
 
 
 class LedgerUnknown(CallerError):
-    def __init__(self, journal: object) -> None:
-        super().__init__(f"there is no journal {journal}; `sava journals list` shows those that are known")
-        self.journal = str(journal)
+    def __init__(self, ledger: object) -> None:
+        super().__init__(f"there is no ledger {ledger}; `sava ledgers list` shows those that are known")
+        self.ledger = str(ledger)
 
 
 class NothingToAbandon(CallerError):
-    """The journal does not wait for anybody, so that nothing has to be given up."""
+    """The ledger waits for no disk, so that nothing has to be given up."""
 
-    def __init__(self, journal: object, why: str) -> None:
-        super().__init__(f"nothing of journal {journal} has to be given up: {why}")
-        self.journal = str(journal)
+    def __init__(self, ledger: object, why: str) -> None:
+        super().__init__(f"nothing of ledger {ledger} has to be given up: {why}")
+        self.ledger = str(ledger)

@@ -412,7 +412,7 @@ class TopicRouter:
             case OwnershipState.ORPHAN:
                 return (
                     f"its broker {record.owner} is gone, and its journal is not recovered yet; if that "
-                    "lasts, `sava journals list` tells for what it waits"
+                    "lasts, `sava ledgers list` tells for what it waits"
                 )
             case OwnershipState.DELETING:
                 return "it is being deleted"

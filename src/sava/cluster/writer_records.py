@@ -106,7 +106,7 @@ def swept_until(kv: KeyValue | None) -> SweepMark:
 
 
 def new_producer_id(writer: str, salt: str) -> int:
-    """62 bits (the next one is that of chains), never 0, which is no producer."""
+    """62 bits (the next one is that of sources), never 0, which is no producer."""
     digest = hashlib.blake2b(f"writer/{writer}/{salt}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2 or 1
 

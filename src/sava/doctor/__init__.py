@@ -5,7 +5,7 @@ what to do about it.
 ``observation``   everything that is looked at, gathered at one time, and what moves at two
 ``brokers``       judgements about brokers: addresses, leader, terms, clocks, versions, disks, metrics,
 clients
-``contents``      judgements about what they keep and do: store, topics, subscriptions, journals, pipelines
+``contents``      judgements about what they keep and do: store, topics, subscriptions, ledgers, pipelines
 ``findings``      what is said: how bad, about what, why, and the way out
 ``visit``         these together: look, judge, report
 ================  =====================================================================================

@@ -366,26 +366,26 @@ METRIC_ALERTS: Final = (
         "activate a broker (`sava brokers activate`), or start one more",
     ),
     MetricAlert(
-        "sava_journal_degraded",
+        "sava_ledger_degraded",
         Level.ERROR,
         "its journal has fewer mirrors than it should: what is acknowledged now is on fewer disks",
         "bring back the brokers that are missing",
     ),
     MetricAlert(
-        "sava_journal_refusing",
+        "sava_ledger_refusing",
         Level.ERROR,
         "it refuses messages: too few mirrors of its journal are there to acknowledge anything",
-        "bring back the brokers that are missing (`sava journals list` shows who holds the journal), or "
+        "bring back the brokers that are missing (`sava ledgers list` shows who holds its ledger), or "
         "start others; a smaller journal.ack_quorum, or journal.degraded: allow, is content with fewer "
         "copies",
     ),
     MetricAlert(
-        "sava_journal_recoveries_waiting",
+        "sava_ledger_recoveries_waiting",
         Level.ERROR,
-        "{value:.0f} journals of brokers that are gone wait for disks which do not answer; topics whose last "
+        "{value:.0f} ledgers of brokers that are gone wait for disks which do not answer; topics whose last "
         "messages are in them are not served",
-        "`sava journals list` names them and their disks: start a broker with one of these again; if they "
-        "are lost for good, `sava journals recover BROKER/NUMBER` shows what would be lost, and gives it up "
+        "`sava ledgers list` names them and their disks: start a broker with one of these again; if they "
+        "are lost for good, `sava ledgers recover BROKER/NUMBER` shows what would be lost, and gives it up "
         "with --yes",
     ),
 )

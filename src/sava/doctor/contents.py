@@ -1,5 +1,5 @@
 """Judgements about what brokers keep and do: the object store, topics without a broker, subscriptions without
-progress, journals that cannot be recovered, pipelines without a runner, topics that are not replicated."""
+progress, ledgers that cannot be recovered, pipelines without a runner, topics that are not replicated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sava.doctor.findings import ORDER, Finding, Level, error, note, warning
 from sava.doctor.observation import MAX_TOPICS, Observation
 from sava.ledger.protocol import Fragment, StorageId
 from sava.ledger.protocol.record import recovery_quorum, suffices
-from sava.proto import journals_pb2, pipelines_pb2, topics_admin_pb2
+from sava.proto import ledgers_pb2, pipelines_pb2, topics_admin_pb2
 from sava.replication.matrix import CONNECTED, LinkState
 
 MAX_NAMED: Final = 20
@@ -124,24 +124,24 @@ def _has_takers(seen: Observation) -> bool:
 
 def _way_on(seen: Observation, owner: int) -> str:
     """For a topic whose owner is gone: what was in no segment is on the mirrors of the owner's journal."""
-    for journal in waiting(seen):
-        if journal.broker_id == owner:
+    for ledger in waiting(seen):
+        if ledger.broker_id == owner:
             return (
-                f"its last messages are in journal {name_of(journal)}, which waits for disks that "
+                f"its last messages are in ledger {name_of(ledger)}, which waits for disks that "
                 f"are gone: start broker {owner} or one of its mirrors again, with its disk; if they are "
-                f"lost for good, {give_up(journal)}"
+                f"lost for good, {give_up(ledger)}"
             )
-    for journal in seen.journals:
-        if journal.broker_id == owner and journal.error:
+    for ledger in seen.ledgers:
+        if ledger.broker_id == owner and ledger.error:
             return (
-                f"what was in no segment yet is in journal {name_of(journal)}, and cannot be "
-                f"stored: {journal.error}; mend that, and the topic continues on another broker by itself"
+                f"what was in no segment yet is in ledger {name_of(ledger)}, and cannot be "
+                f"stored: {ledger.error}; mend that, and the topic continues on another broker by itself"
             )
     if any(broker.store is not None and not broker.store.reachable for broker in seen.brokers):
         return "mend the object store first: the topic continues when all that was in no segment is stored"
     return (
         "wait some seconds: another broker takes over once the owner's journal is recovered from the "
-        f"mirrors; if it stays so, `sava journals list` shows what becomes of the journals of {owner}"
+        f"mirrors; if it stays so, `sava ledgers list` shows what becomes of the ledgers of {owner}"
     )
 
 
@@ -234,80 +234,80 @@ def _again(
     return ""
 
 
-# -- journals ----------------------------------------------------------------
+# -- ledgers -----------------------------------------------------------------
 
-# The cluster recovers the journal of a broker that is gone from the disks that hold it. With too few of them
-# it does not know how far the journal goes, and its topics wait for an operator.
-
-
-def name_of(journal: journals_pb2.Journal) -> str:
-    """As `sava journals list` writes it."""
-    return f"{journal.broker_id}/{journal.incarnation}"
+# The cluster recovers the ledger of a broker that is gone from the disks that hold it. With too few of them
+# it does not know how far the ledger goes, and its topics wait for an operator.
 
 
-def waiting(seen: Observation) -> Iterator[journals_pb2.Journal]:
+def name_of(ledger: ledgers_pb2.Ledger) -> str:
+    """As `sava ledgers list` writes it."""
+    return f"{ledger.broker_id}/{ledger.incarnation}"
+
+
+def waiting(seen: Observation) -> Iterator[ledgers_pb2.Ledger]:
     """Those that cannot be recovered, or read, with the disks that are there."""
-    for journal in seen.journals:
-        if journal.state == "closed" and not any(
-            member.broker_id for member in journal.members if member.is_owner or member.is_holder
+    for ledger in seen.ledgers:
+        if ledger.state == "closed" and not any(
+            member.broker_id for member in ledger.members if member.is_owner or member.is_holder
         ):
-            yield journal
+            yield ledger
         # While it is recovered no broker writes it, even if its broker is back with the disk.
-        is_written = journal.state == "open" and any(
-            member.is_owner and member.broker_id for member in journal.members
+        is_written = ledger.state == "open" and any(
+            member.is_owner and member.broker_id for member in ledger.members
         )
-        if journal.state != "closed" and not is_written and journal.fragments:
-            present = {StorageId(member.storage_id) for member in journal.members if member.broker_id}
-            if not suffices(_end_of(journal), present):
-                yield journal
+        if ledger.state != "closed" and not is_written and ledger.fragments:
+            present = {StorageId(member.storage_id) for member in ledger.members if member.broker_id}
+            if not suffices(_end_of(ledger), present):
+                yield ledger
 
 
-def check_journals(seen: Observation) -> Iterator[Finding]:
-    if seen.journals_error:
-        yield note("journals", "cluster", f"not known: journals cannot be listed: {seen.journals_error}")
-    for journal in waiting(seen):
-        if journal.state == "closed":
-            yield _without_copies(journal)
+def check_ledgers(seen: Observation) -> Iterator[Finding]:
+    if seen.ledgers_error:
+        yield note("ledgers", "cluster", f"not known: ledgers cannot be listed: {seen.ledgers_error}")
+    for ledger in waiting(seen):
+        if ledger.state == "closed":
+            yield _without_copies(ledger)
             continue
-        end = _end_of(journal)
+        end = _end_of(ledger)
         silent = [
             member.storage_id[:8]
-            for member in journal.members
+            for member in ledger.members
             if not member.broker_id and member.storage_id in end.members
         ]
         present = len(end.members) - len(silent)
         yield error(
-            "journals",
-            f"journal {name_of(journal)}",
+            "ledgers",
+            f"ledger {name_of(ledger)}",
             f"its broker is or was gone, and of the {len(end.members)} disks that hold its end {present} are "
             f"there (not {', '.join(silent)}): what was acknowledged last is unknown, and topics whose "
             "last messages are in it wait",
             f"start brokers with these disks again, until {recovery_quorum(end)} are there; if the disks are "
-            f"lost for good, {give_up(journal)}",
+            f"lost for good, {give_up(ledger)}",
         )
 
 
-def _without_copies(journal: journals_pb2.Journal) -> Finding:
-    held = [member.storage_id[:8] for member in journal.members if member.is_owner or member.is_holder]
+def _without_copies(ledger: ledgers_pb2.Ledger) -> Finding:
+    held = [member.storage_id[:8] for member in ledger.members if member.is_owner or member.is_holder]
     return error(
-        "journals",
-        f"journal {name_of(journal)}",
+        "ledgers",
+        f"ledger {name_of(ledger)}",
         f"it is closed, and none of the disks that hold all of it is there ({', '.join(held)}): topics whose "
         "last messages are in it and in no segment wait",
-        f"start a broker with one of these disks again; if they are lost for good, {give_up(journal)}",
+        f"start a broker with one of these disks again; if they are lost for good, {give_up(ledger)}",
     )
 
 
-def give_up(journal: journals_pb2.Journal) -> str:
+def give_up(ledger: ledgers_pb2.Ledger) -> str:
     return (
-        f"`sava journals recover {name_of(journal)}` shows what would be lost, and gives it up with --yes; "
+        f"`sava ledgers recover {name_of(ledger)}` shows what would be lost, and gives it up with --yes; "
         "then the topics continue"
     )
 
 
-def _end_of(journal: journals_pb2.Journal) -> Fragment:
+def _end_of(ledger: ledgers_pb2.Ledger) -> Fragment:
     """Only who holds the end knows how far it goes."""
-    last = journal.fragments[-1]
+    last = ledger.fragments[-1]
     return Fragment(last.start, tuple(map(StorageId, last.storage_ids)), last.ack_quorum)
 
 

@@ -25,7 +25,7 @@ from sava.proto import (
     admin_pb2,
     brokers_pb2,
     doctor_pb2,
-    journals_pb2,
+    ledgers_pb2,
     pipelines_pb2,
     replica_pb2,
     replication_pb2,
@@ -122,8 +122,8 @@ class Observation:
     second: dict[str, topics_admin_pb2.TopicDescription] = field(default_factory=dict)
     """Topics that were described twice, ``waited_s`` apart."""
     waited_s: float = 0.0
-    journals: list[journals_pb2.Journal] = field(default_factory=list)
-    journals_error: str = ""
+    ledgers: list[ledgers_pb2.Ledger] = field(default_factory=list)
+    ledgers_error: str = ""
     links: list[replication_pb2.LinkTopic] = field(default_factory=list)
     links_error: str = ""
     pipelines: list[pipelines_pb2.Pipeline] = field(default_factory=list)
@@ -181,7 +181,7 @@ class Looking:
             self._tell(f"looking at {len(seen.brokers)} brokers")
             await asyncio.gather(*(self._visit(broker) for broker in seen.brokers))
             await self._look_at_topics(client, seen)
-            await self._list_journals(client, seen)
+            await self._list_ledgers(client, seen)
             await self._list_pipelines(client, seen)
             await asyncio.gather(*(self._visit_again(broker) for broker in seen.brokers))
         await self._ask_as_client(seen)
@@ -278,15 +278,15 @@ class Looking:
             except SavaError:
                 return None  # deleted meanwhile, about to be served elsewhere, or its broker hangs
 
-    # -- journals ----------------------------------------------------------------------------
+    # -- ledgers -----------------------------------------------------------------------------
 
-    async def _list_journals(self, client: AdminClient, seen: Observation) -> None:
+    async def _list_ledgers(self, client: AdminClient, seen: Observation) -> None:
         try:
-            request = journals_pb2.ListJournalsRequest()
-            listed = await client.call(client.journals.ListJournals, request, timeout=CALL_S)
-            seen.journals = list(listed.journals)
+            request = ledgers_pb2.ListLedgersRequest()
+            listed = await client.call(client.ledgers.ListLedgers, request, timeout=CALL_S)
+            seen.ledgers = list(listed.ledgers)
         except SavaError as error:
-            seen.journals_error = str(error)
+            seen.ledgers_error = str(error)
 
     # -- pipelines and replication -----------------------------------------------------------
 

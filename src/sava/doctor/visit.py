@@ -34,7 +34,7 @@ def judgements(min_free: float) -> dict[str, Judgement]:
         "certificates": brokers.check_certificates,
         "object store": contents.check_store,
         "topics": contents.check_topics,
-        "journals": contents.check_journals,
+        "ledgers": contents.check_ledgers,
         "subscriptions": contents.check_subscriptions,
         "pipelines": contents.check_pipelines,
         "replication": contents.check_replication,

@@ -15,18 +15,17 @@ checksums). Every request to a disk therefore names the *origin*: the owner's di
 
 =================  ===================================================================================
 ``protocol``       the decisions, pure: owner, member, recovery, and the record that they change
-``records``        the ledgers' records in the metadata store
-``live_brokers``   the disks of live brokers, how one is asked, and which of them mirror
+``registry``       the ledgers' records in the metadata store; the disks of live brokers, and which mirror
 ``host``           a ledger for each generation of this broker, and this broker as a mirror of others
-``generations``    which part of the own log belongs to which ledger, in a file beside the log
 ``writer``         one generation: what is committed, and which disks mirror it
 ``streams``        a ledger on its way to one mirror, from memory or from the log's files
 ``store``          the mirror store: the ledgers of other brokers on this disk; ``mirror_log``: as files
-``endpoint``       this disk as one that is asked about ledgers, the broker's own included
+``endpoint``       this disk as one that is asked about ledgers, the broker's own included: which part of
+                   the own log belongs to which ledger
 ``recoverer``      one recovery, carried out; and the reader of closed ledgers
 ``tail_recovery``  what topics have in closed ledgers becomes segments
 ``failover``       which ledgers get a recovery or a tail recovery, and what an operator may abandon
-``wire``           the bytes between brokers; ``server`` and ``asking``: both ends
+``wire``           the bytes between brokers, and both ends of a connection
 =================  ===================================================================================
 
 **What can happen to bytes after a crash.** Every byte of a ledger meets one of these:

@@ -7,20 +7,40 @@ For the own ledgers the log answers:
   queued becomes durable, the epoch and the end are written down, and then the answer leaves.
 * **Check** and **Read** read the log.
 * **WriteBack** cannot put bytes back into the log, which has grown since; they are kept as a copy like any
-  other disk's, which begins where the log's part ends. The next ledger re-appends them (``generations``).
+  other disk's, which begins where the log's part ends. The next ledger re-appends them (``Generations``).
+
+**Generations.** Which part of the own log belongs to which ledger is written down beside the log.
+
+A broker has one log, and a ledger for each of its generations: from where it was opened to where it was
+ended, by a fence or by the end of the process. Positions continue from one to the next.
+
+    log     ──────────────┬─────────────┬──────────────────────────────
+    ledger  41            │ uncommitted │ 57
+                 end of 41 ┘             └ start of 57
+
+A recovery decides where a ledger ends (``closed``). What stands in the log between there and the end of that
+generation was never acknowledged: this *uncommitted tail* is left out when the log is read at the next start.
+So a generation with an uncommitted tail is remembered until the log does not hold that part any more, which
+may be long after any topic needs the ledger itself. The other way round the ledger may continue where this
+disk lost its last writes: this *missing range* is fetched from the disks that have it, and *re-appended* in
+the next ledger before that is opened to topics.
+
+The file is replaced as a whole: written under another name, synced, renamed, the directory synced. A thread
+does that, since a disk may hang for seconds, and the event loop has heartbeats to send meanwhile. So a change
+takes time: others see it when it is durable, and each change is decided on what the one before it left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.ledger.generations import Generation, Generations
 from sava.ledger.mirror_log import WalRangeReader
 from sava.ledger.protocol import (
     Check,
@@ -45,19 +65,169 @@ from sava.ledger.protocol.record import without
 from sava.ledger.store import MirrorStore, Reply
 from sava.storage.journal import Journal
 from sava.tasks import cancelled, spawn
-from sava.wal import DiskFull, PositionOutside
+from sava.wal import Disk, DiskFull, FileMissing, LogCorrupt, PositionOutside
 
 log = logging.getLogger(__name__)
 
+_FILE: Final = "generations.json"
+_NEW: Final = "generations.new"
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One ledger of this disk."""
+
+    incarnation: int
+    start: int
+    end: int | None = None
+    """Where the log was when it ended; None: it is open."""
+    fence: int = 0
+    """The greatest epoch that was promised."""
+    closed: int | None = None
+    """Where the ledger ends, once that was decided."""
+    reappended: int | None = None
+    """Where what was fetched from other disks ends in the log, once it is there, in the next ledger."""
+
+    @property
+    def missing_range(self) -> tuple[int, int] | None:
+        """The part of the ledger that this disk does not have."""
+        if self.closed is None or self.end is None or self.reappended is not None or self.closed <= self.end:
+            return None
+        return self.end, self.closed
+
+    @property
+    def uncommitted_tail(self) -> tuple[int, int] | None:
+        """What stands in the log and is not part of the ledger."""
+        if self.closed is None or self.end is None or self.closed >= self.end:
+            return None
+        return self.closed, self.end
+
+    @property
+    def last(self) -> int:
+        """Where the last of it ends in the log."""
+        return max(self.end or 0, self.reappended or 0)
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    storage: str
+    generations: tuple[Generation, ...]
+
+
+Decide = Callable[[Generation | None], Generation | None]
+"""What becomes of a generation; None: nothing changes."""
+
+
+class Generations:
+    """Owned by the event loop. A thread writes the file, for one change at a time."""
+
+    def __init__(self, disk: Disk) -> None:
+        """Raises LogCorrupt."""
+        self._disk = disk
+        self.known: dict[int, Generation] = {}
+        """By incarnation; changed by ``change`` alone."""
+        self._storage = ""
+        self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
+        with suppress(FileMissing):
+            file = disk.open(_FILE)
+            try:
+                data = file.read(0, file.size())
+            finally:
+                file.close()
+            try:
+                kept = msgspec.json.decode(data, type=_Kept)
+            except msgspec.DecodeError as error:
+                raise LogCorrupt(disk.path, _FILE, 0, f"not a list of ledgers ({error})") from error
+            self._storage = kept.storage
+            self.known = {generation.incarnation: generation for generation in kept.generations}
+
+    async def belong_to(self, storage: StorageId, found_end: int) -> None:
+        """The log is open: it ended at ``found_end``. Generations of another disk's log are dropped.
+
+        A generation whose end was not written down ended where the next one began, at the latest. The
+        messages of that one must not be left out with it."""
+        if self._storage != storage:
+            self._storage, self.known = storage, {}
+        end = found_end
+        for generation in reversed(list(self.known.values())):
+            if generation.end is None:
+                await self.keep(msgspec.structs.replace(generation, end=max(generation.start, end)))
+            end = min(end, generation.start)
+
+    @property
+    def uncommitted_tails(self) -> list[tuple[int, int]]:
+        return [
+            generation.uncommitted_tail
+            for generation in self.known.values()
+            if generation.uncommitted_tail is not None
+        ]
+
+    def __iter__(self) -> Iterator[Generation]:
+        return iter(list(self.known.values()))
+
+    async def keep(self, generation: Generation) -> None:
+        """Durable on return. Raises DiskFull, DiskFailed."""
+        await self.change(generation.incarnation, lambda _: generation)
+
+    async def forget(self, incarnation: int) -> None:
+        await self._change(
+            lambda: {number: generation for number, generation in self.known.items() if number != incarnation}
+        )
+
+    async def change(self, incarnation: int, decide: Decide) -> None:
+        """Durable on return. ``decide`` gets the generation as the last change left it: two changes that are
+        under way together (an end, and a promise to a recoverer) must not undo each other. Raises DiskFull,
+        DiskFailed."""
+
+        def changed() -> dict[int, Generation]:
+            generation = decide(self.known.get(incarnation))
+            return self.known if generation is None else {**self.known, incarnation: generation}
+
+        await self._change(changed)
+
+    async def settled(self) -> None:
+        """Wait for changes whose callers were cancelled."""
+        await asyncio.gather(*self._changes, return_exceptions=True)
+
+    async def _change(self, changed: Callable[[], dict[int, Generation]]) -> None:
+        """A caller that is cancelled leaves its change under way: the thread writes the file all the same.
+        The next change must not write it at the same time, nor start from what was before."""
+        task = asyncio.create_task(self._change_alone(changed), name="generations")
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        await asyncio.shield(task)
+
+    async def _change_alone(self, changed: Callable[[], dict[int, Generation]]) -> None:
+        async with self._changing:
+            generations = changed()
+            if generations != self.known:
+                await asyncio.to_thread(self._store, generations)
+                self.known = generations
+
+    def _store(self, generations: dict[int, Generation]) -> None:
+        """(On a thread.)"""
+        with suppress(FileMissing):
+            self._disk.remove(_NEW)
+        file = self._disk.open(_NEW, create=True)
+        try:
+            file.write(0, [msgspec.json.encode(_Kept(self._storage, tuple(generations.values())))])
+            file.sync()
+        finally:
+            file.close()
+        self._disk.rename(_NEW, _FILE)
+        self._disk.sync_dir()
+
+
+# -- this disk as one that is asked --------------------------------------------------------------------------
+
 
 class Ended(NamedTuple):
-    """Of a generation that went on until now."""
+    """Of a generation that was open until now."""
 
     end: int
     commit: int
 
 
-EndLife = Callable[[int], Awaitable[Ended | None]]
+EndGeneration = Callable[[int], Awaitable[Ended | None]]
 """End the generation of this incarnation if it is open; None: its end is written down already."""
 
 
@@ -81,7 +251,7 @@ class LedgerEndpoint:
         self._older = older
         self._fail = fail
         self.storage = StorageId(journal.identity.storage_id)
-        self.end_life: EndLife = _no_life
+        self.end_generation: EndGeneration = _no_generation
         self._commits: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._fencing = asyncio.Lock()
@@ -118,15 +288,15 @@ class LedgerEndpoint:
         self._copies.forget_owner(reply)
 
     def _generation(self, ledger: LedgerId) -> Generation | None:
-        return self._generations.get(ledger.incarnation) if ledger.broker == self._broker else None
+        return self._generations.known.get(ledger.incarnation) if ledger.broker == self._broker else None
 
     # -- fencing -----------------------------------------------------------------------------
 
     async def _fence(self, origin: StorageId, message: Fence, reply: Reply) -> None:
         incarnation = message.ledger.incarnation
         async with self._fencing:
-            ended = await self.end_life(incarnation)
-            generation = self._generations.get(incarnation)
+            ended = await self.end_generation(incarnation)
+            generation = self._generations.known.get(incarnation)
             if generation is None:
                 return  # trimmed away meanwhile: its record is gone
             if message.epoch < generation.fence:
@@ -211,7 +381,7 @@ def _promised(epoch: int, ended: Ended | None, generation: Generation | None) ->
     return msgspec.structs.replace(generation, fence=epoch, end=end)
 
 
-async def _no_life(_: int) -> Ended | None:
+async def _no_generation(_: int) -> Ended | None:
     return None
 
 

@@ -44,7 +44,6 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Set
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -54,7 +53,6 @@ from sava.cluster.controller import Leadership
 from sava.cluster.records import LedgerUnknown, NotController, NothingToAbandon
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
-from sava.ledger.live_brokers import LedgerAccess, choose
 from sava.ledger.protocol import (
     LedgerId,
     LedgerRecord,
@@ -63,8 +61,8 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol import record as steps
-from sava.ledger.records import LedgerRecordChanged, LedgerRecordCorrupt, Stored
 from sava.ledger.recoverer import BytesMissing, LedgerReader, Recoverer
+from sava.ledger.registry import LedgerAccess, LedgerRecordChanged, LedgerRecordCorrupt, Stored, choose
 from sava.ledger.tail_recovery import (
     WHOLE,
     NotClosed,
@@ -79,7 +77,7 @@ from sava.metadata.errors import Deposed
 from sava.metadata.store import MetadataStore
 from sava.storage.orphans import named_states
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled, spawn
+from sava.tasks import Backoff, cancelled, set_within, spawn
 from sava.topics.names import TopicName
 
 log = logging.getLogger(__name__)
@@ -121,7 +119,7 @@ class _Work:
 
     task: asyncio.Task[None] | None = None
     recoverer: Recoverer | None = None
-    failures: int = 0
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, jitter=0))
     retry_at: float = 0.0
     error: str = ""
     lacks_bytes: bool = False
@@ -142,8 +140,7 @@ class _Work:
         is_news = self.error != str(error)
         self.error = str(error)
         self.lacks_bytes = isinstance(error, BytesMissing)
-        self.retry_at = time.monotonic() + min(FIRST_RETRY_S * 2 ** min(self.failures, 10), LONGEST_RETRY_S)
-        self.failures += 1
+        self.retry_at = time.monotonic() + self.backoff.next()
         return is_news
 
 
@@ -226,9 +223,7 @@ class Failover:
                 if str(error) != corrupt:
                     corrupt = str(error)
                     log.error("failover: %s", error)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._pause()):
-                    await self._woken.wait()
+            await set_within(self._pause(), self._woken)
 
     def _pause(self) -> float:
         now = time.monotonic()

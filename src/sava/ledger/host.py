@@ -22,16 +22,13 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
 import msgspec
 
 from sava.errors import HostError, SavaError
-from sava.ledger.endpoint import Ended, LedgerEndpoint
-from sava.ledger.generations import Generation, Generations
-from sava.ledger.live_brokers import choose
+from sava.ledger.endpoint import Ended, Generation, Generations, LedgerEndpoint
 from sava.ledger.mirror_log import WalRangeReader
 from sava.ledger.protocol import (
     LedgerId,
@@ -40,8 +37,8 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol.record import LedgerFenced, opened
-from sava.ledger.records import LedgerRecordChanged, Stored
 from sava.ledger.recoverer import LedgerReader
+from sava.ledger.registry import LedgerRecordChanged, Stored, choose
 from sava.ledger.store import MirrorStore
 from sava.ledger.streams import RecentBytes
 from sava.ledger.wire import LedgerSession, PeerClient, Write
@@ -49,7 +46,7 @@ from sava.ledger.writer import LedgerCluster, LedgerWriter, MirrorOptions, OwnLo
 from sava.records import RecordBatch
 from sava.storage.journal import Journal
 from sava.storage.journal_index import BATCH
-from sava.tasks import cancelled, spawn
+from sava.tasks import Backoff, cancelled, set_within, spawn
 from sava.wal import DiskFull, LocalDisk
 
 log = logging.getLogger(__name__)
@@ -57,7 +54,7 @@ log = logging.getLogger(__name__)
 RETRY_S: Final = 0.2
 LONGEST_RETRY_S: Final = 2.0
 LOOK_AGAIN_S: Final = 1.0
-TIDY_S: Final = 5.0
+FORGET_S: Final = 5.0
 MIRRORS: Final = "mirrors"
 NEVER_OPENED: Final = 8
 """How many generations are remembered whose record was never seen: the write may have happened all the
@@ -94,7 +91,7 @@ class LedgerHost:
         self._older = WalRangeReader(disk, origin=self.storage)
         self.copies = MirrorStore(disk.directory(MIRRORS), self.storage, fail=fail)
         self.own_disk = LedgerEndpoint(broker, journal, generations, self.copies, self._older, fail=fail)
-        self.own_disk.end_life = self._end
+        self.own_disk.end_generation = self._end
         self.peers = PeerClient(cluster.dialer, cluster.live_brokers, self.storage, self.own_disk)
         self._incarnation = 0
         self.owned: LedgerWriter | None = None
@@ -104,7 +101,7 @@ class LedgerHost:
         """Generations that are over, until that is written down."""
         self._needs_replay = False
         self._beginning: asyncio.Task[None] | None = None
-        self._tidying: asyncio.Task[None] | None = None
+        self._forgetting: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Lock()
 
@@ -119,7 +116,7 @@ class LedgerHost:
         await self._generations.belong_to(self.storage, self._journal.found_end)
         await self.copies.open()
         self.copies.start(self._records)
-        self._tidying = spawn(self._tidy(), name="ledgers", failed=self._fail)
+        self._forgetting = spawn(self._forget(), name="ledgers", failed=self._fail)
 
     def session(self, write: Write) -> LedgerSession:
         """Another broker has connected to speak about ledgers."""
@@ -136,7 +133,7 @@ class LedgerHost:
         self._beginning = spawn(self._begin(incarnation), name=f"ledger {incarnation}", failed=self._fail)
 
     async def _begin(self, incarnation: int) -> None:
-        pause, reason = RETRY_S, ""
+        backoff, reason = Backoff(RETRY_S, LONGEST_RETRY_S, jitter=0), ""
         while True:
             try:
                 await self._try_begin(LedgerId(self._broker, incarnation))
@@ -147,8 +144,7 @@ class LedgerHost:
                 if str(error) != reason:
                     reason = str(error)
                     log.warning("ledgers: not open yet incarnation=%d error=%s", incarnation, reason)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_RETRY_S)
+                await backoff.pause()
 
     async def _try_begin(self, ledger: LedgerId) -> None:
         await self._write_ends()
@@ -159,13 +155,13 @@ class LedgerHost:
         tap = recent.tap if len(members) > 1 else None
         start = await self._journal.queue.set_tap(tap)
         recent.begin(start)
-        if self._generations.get(ledger.incarnation) is not None:
+        if self._generations.known.get(ledger.incarnation) is not None:
             self._check_not_ended(ledger)
         await self._generations.change(ledger.incarnation, partial(_begun, ledger.incarnation, start))
         record = opened(start, members, qw=qw, qa=qa, by=uuid.uuid4().hex, is_degraded=len(members) < qa)
         revision = await self._open_record(ledger, record)
         self._check_not_ended(ledger)
-        # No await from here on until it can be found: whoever ends it must not miss it.
+        # No await from here on until it can be found: a task that ends it must not miss it.
         self.owned = LedgerWriter(
             ledger,
             record,
@@ -196,7 +192,7 @@ class LedgerHost:
         """The records of this disk's earlier ledgers, when all of them are closed."""
         changed = asyncio.Event()
         end = self._records.listen(None, changed.set)
-        is_told = False
+        is_logged = False
         try:
             while True:
                 changed.clear()
@@ -211,14 +207,12 @@ class LedgerHost:
                 ]
                 if not still_open:
                     return earlier
-                if not is_told:
-                    is_told = True
+                if not is_logged:
+                    is_logged = True
                     log.info(
                         "ledgers: waiting until earlier ones are closed ledgers=%s", ",".join(still_open)
                     )
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_AGAIN_S):
-                        await changed.wait()
+                await set_within(LOOK_AGAIN_S, changed)
         finally:
             end()
 
@@ -230,12 +224,12 @@ class LedgerHost:
             stored = earlier.get(ledger)
             if stored is None:
                 continue  # forgotten soon, or never opened
-            generation = self._generations.get(generation.incarnation) or generation
+            generation = self._generations.known.get(generation.incarnation) or generation
             if generation.closed != stored.record.end:
                 await self._generations.change(
                     generation.incarnation, partial(_changed, closed=stored.record.end)
                 )
-                generation = self._generations.get(generation.incarnation) or generation
+                generation = self._generations.known.get(generation.incarnation) or generation
                 self._needs_replay |= generation.end is not None and stored.record.end < generation.end
             if generation.missing_range is not None:
                 lacking.append(
@@ -268,7 +262,7 @@ class LedgerHost:
         changed = asyncio.Event()
         end = self._live_brokers.listen(changed.set)
         deadline = asyncio.get_running_loop().time() + self._options.mirror_timeout_s
-        is_told = False
+        is_logged = False
         try:
             while True:
                 changed.clear()
@@ -279,8 +273,8 @@ class LedgerHost:
                 if 1 + len(chosen) >= qa or (self._options.may_degrade and is_late):
                     return (self.storage, *chosen), qw, qa
                 former = _former_mirrors(earlier, (self.storage, *chosen))[: qa - 1 - len(chosen)]
-                if is_late and not is_told:
-                    is_told = True
+                if is_late and not is_logged:
+                    is_logged = True
                     log.warning(
                         "ledgers: %d disks must have a message, and %d are there; %s. Start the other "
                         "brokers, or set journal.degraded to allow",
@@ -289,9 +283,7 @@ class LedgerHost:
                     )
                 if is_late and 1 + len(chosen) + len(former) >= qa:
                     return (self.storage, *chosen, *former), qw, qa
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_AGAIN_S):
-                        await changed.wait()
+                await set_within(LOOK_AGAIN_S, changed)
         finally:
             end()
 
@@ -312,7 +304,7 @@ class LedgerHost:
         """A fence that came while the record was written is answered with "nothing here", perhaps not yet:
         that it is written down takes as long as the disk likes, and the generation must not begin
         meanwhile."""
-        generation = self._generations.get(ledger.incarnation)
+        generation = self._generations.known.get(ledger.incarnation)
         if generation is None or generation.end is not None or ledger.incarnation in self._ended:
             self._renew("its ledger was ended before it was open")
             raise LedgerFenced(ledger)
@@ -329,8 +321,8 @@ class LedgerHost:
 
     async def _end(self, incarnation: int) -> Ended | None:
         """End this generation, if it is open; where it ended."""
-        async with self._stopping:  # whoever else ends it has written down where, when this goes on
-            generation = self._generations.get(incarnation)
+        async with self._stopping:  # another task that ends it has written down where by now
+            generation = self._generations.known.get(incarnation)
             if incarnation in self._ended:
                 return self._ended[incarnation]
             is_unopened = incarnation == self._incarnation and self.owned is None
@@ -386,7 +378,7 @@ class LedgerHost:
         """The registration was lost while its ledger was being opened. The record may be there, so a recovery
         will ask where the generation ended: where it was to begin."""
         await self._generations.settled()
-        generation = self._generations.get(self._incarnation)
+        generation = self._generations.known.get(self._incarnation)
         if generation is not None and generation.end is None:
             self._ended.setdefault(self._incarnation, Ended(generation.start, generation.start))
             await self._try_to_write_ends()
@@ -405,7 +397,7 @@ class LedgerHost:
 
     async def close(self) -> None:
         """Before the journal is closed. What is in flight fails; topics are closed by then."""
-        await cancelled(self._beginning, self._tidying)
+        await cancelled(self._beginning, self._forgetting)
         await asyncio.gather(*self._ending, return_exceptions=True)
         await self._stop(LedgerFenced(LedgerId(self._broker, self._incarnation)))
         await self.peers.close()
@@ -413,11 +405,11 @@ class LedgerHost:
         await self.copies.close()
         await self._generations.settled()
 
-    # -- tidying -----------------------------------------------------------------------------
+    # -- forgetting --------------------------------------------------------------------------
 
-    async def _tidy(self) -> None:
+    async def _forget(self) -> None:
         while True:
-            await asyncio.sleep(TIDY_S)
+            await asyncio.sleep(FORGET_S)
             try:
                 await self._forget_earlier()
             except HostError as error:

@@ -82,7 +82,7 @@ class MirrorFiles:
         self.note = note
         self.end = 0
         """Of what is in the files and belongs to the copy."""
-        self.stretches = WalRangeReader(disk, origin=origin, name=file_name, start_of=file_start)
+        self.reader = WalRangeReader(disk, origin=origin, name=file_name, start_of=file_start)
         self._file_bytes = file_bytes or FILE_BYTES
         self._starts: list[int] = []
         self._file: File | None = None
@@ -99,7 +99,7 @@ class MirrorFiles:
     def create(cls, disk: Disk, origin: StorageId, ledger: LedgerId, *, file_bytes: int = 0) -> MirrorFiles:
         """Nothing is durable before the first work is done. Raises DiskFull."""
         for name in disk.list():
-            disk.remove(name)  # begun once, and without a note: nothing of it was ever told to anybody
+            disk.remove(name)  # begun once, and without a note: no owner has heard of anything in it
         files = cls(disk, origin, MemberNote(ledger=ledger), file_bytes=file_bytes)
         files._note_file = disk.open(_NOTE_FILE, create=True)
         files._note_file.write(0, [bytes(2 * SLOT_BYTES)])
@@ -161,7 +161,7 @@ class MirrorFiles:
                 end = self._starts[-1] + last.size()
             finally:
                 last.close()
-            frames = self.stretches.frames(watermark, end)
+            frames = self.reader.frames(watermark, end)
             at = max((frame[5] for frame in frames), default=watermark)
             behind = [Range(watermark, at)] if at > watermark else []
         return known + behind

@@ -23,7 +23,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from sava.errors import RetryableError, SavaError
-from sava.ledger.live_brokers import LedgerPeers, PeerUnreachable
 from sava.ledger.protocol import (
     Check,
     CheckAnswer,
@@ -43,7 +42,7 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol.record import without
-from sava.ledger.records import LedgerRecordChanged, LedgerRecords
+from sava.ledger.registry import LedgerPeers, LedgerRecordChanged, LedgerRecords, PeerUnreachable
 from sava.metadata.commands import Compare
 from sava.metadata.errors import Deposed, OutcomeUnknown, Unavailable
 from sava.tasks import cancelled, spawn
@@ -225,7 +224,7 @@ class Recoverer:
         self._told = loss.silent
         log.warning(
             "ledgers: a recovery waits for disks ledger=%s phase=%s needed=%d disks=%s; "
-            "`sava journals recover %s` shows what it would cost to close it without them",
+            "`sava ledgers recover %s` shows what it would cost to close it without them",
             self.ledger,
             recovery.phase.value,
             recovery.answers_needed,
@@ -249,8 +248,8 @@ class LedgerReader:
     """Reads the records of a ledger that no broker writes any more, from whichever disks hold them.
 
     A ledger's bytes are at the same positions on every disk, so the reader continues with another disk
-    wherever one has nothing, or nothing intact. Each disk tells what it has when it is fenced once more under
-    the epoch that the record has anyway. What lies before the greatest floor that any of them tells is in
+    wherever one has nothing, or nothing intact. Each disk says what it has when it is fenced once more under
+    the epoch that the record has anyway. What lies before the greatest floor that any of them names is in
     registered segments.
 
         disk a   base 0    floor 400 ──────────── end 900
@@ -300,7 +299,7 @@ class LedgerReader:
 
     @property
     def known_end(self) -> int:
-        """The greatest that any disk has told."""
+        """The greatest that any disk has named."""
         return max((copy.end for copy in self._copies.values()), default=self.start)
 
     async def missing(self) -> tuple[Range, ...]:
@@ -374,7 +373,7 @@ def parse(data: bytes, position: int, origin: StorageId) -> tuple[list[Record], 
             if kind < KINDS:
                 records.append(Record(where, kind, payload))
         if at < len(data):
-            # A file of the log begins here, with a header that tells the seed.
+            # A file of the log begins here, with a header that has the seed.
             header = read_frame(file, base=position, offset=at, end=len(data), seed=0)
             if header is None or header[1] != HEADER:
                 raise LogCorrupt("ledger", "received bytes", position + at, "no intact record")

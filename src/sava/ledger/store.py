@@ -48,7 +48,7 @@ from sava.ledger.protocol import (
     WriteBack,
 )
 from sava.ledger.protocol.record import without
-from sava.ledger.records import LedgerRecords
+from sava.ledger.registry import LedgerRecords
 from sava.tasks import cancelled, spawn
 from sava.wal import DiskFull, LocalDisk, PositionOutside, Record
 
@@ -200,20 +200,20 @@ class MirrorStore:
         self._syncing = SyncThreads(THREADS)
         self._threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="sava-mirror-read")
         self._is_closed = False
-        self._copies: dict[LedgerId, MirrorLog] = {}
+        self.logs: dict[LedgerId, MirrorLog] = {}
         self._looking: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.Task[None] | None = None
 
     @property
     def count(self) -> int:
         """For figures."""
-        return len(self._copies)
+        return len(self.logs)
 
     async def open(self) -> None:
         """Find the copies of earlier generations of this process. Raises LogCorrupt, DiskFailed."""
         loop = asyncio.get_running_loop()
         for ledger, files in await loop.run_in_executor(self._threads, self._restore):
-            self._copies[ledger] = self._adopt(files)
+            self.logs[ledger] = self._adopt(files)
 
     def _restore(self) -> list[tuple[LedgerId, MirrorFiles]]:
         found = []
@@ -248,7 +248,7 @@ class MirrorStore:
             self._looking.add(task)
             task.add_done_callback(self._looking.discard)
         elif isinstance(message, (Join, LedgerAppend, Fence, WriteBack, Trim)):
-            copy = self._copies.get(message.ledger)
+            copy = self.logs.get(message.ledger)
             if copy is None and isinstance(message, (LedgerAppend, Trim)):
                 refusal = LedgerRefused(message.ledger, self.storage, RefusalReason.NOT_JOINED)
                 reply(message if isinstance(message, Trim) else refusal)
@@ -265,12 +265,12 @@ class MirrorStore:
 
     def _create(self, origin: StorageId, ledger: LedgerId) -> MirrorLog:
         files = MirrorFiles.create(self._disk.directory(directory_name(ledger)), origin, ledger)
-        copy = self._copies[ledger] = self._adopt(files)
+        copy = self.logs[ledger] = self._adopt(files)
         return copy
 
     async def _look(self, message: Check | Read, reply: Reply) -> None:
         """Only what is durable, and only what verifies."""
-        copy = self._copies.get(message.ledger)
+        copy = self.logs.get(message.ledger)
         loop = asyncio.get_running_loop()
         durable = copy.member.durable_end if copy is not None else 0
         if isinstance(message, Read):
@@ -292,34 +292,31 @@ class MirrorStore:
         reply(CheckAnswer(message.ledger, self.storage, message.start, message.end, bad))
 
     def forget_owner(self, reply: Reply) -> None:
-        for copy in self._copies.values():
+        for copy in self.logs.values():
             copy.forget_owner(reply)
 
     # -- knowing -----------------------------------------------------------------------------
 
     @property
     def ledgers(self) -> list[LedgerId]:
-        return list(self._copies)
-
-    def copy(self, ledger: LedgerId) -> MirrorLog | None:
-        return self._copies.get(ledger)
+        return list(self.logs)
 
     def state(self, ledger: LedgerId) -> CopyState | None:
-        copy = self._copies.get(ledger)
+        copy = self.logs.get(ledger)
         return copy.state if copy is not None else None
 
     def scan(self, ledger: LedgerId, start: int, end: int) -> Iterator[Record]:
         """Verified records of callers' kinds, both borders being borders of records. Blocks on the disk: for
         worker threads. Raises LogCorrupt where one is not intact, PositionOutside where it is not held."""
-        copy = self._copies.get(ledger)
+        copy = self.logs.get(ledger)
         if copy is None:
             raise PositionOutside(f"this disk has no copy of ledger {ledger}")
-        return copy.files.stretches.records(start, end)
+        return copy.files.reader.records(start, end)
 
     # -- ending ------------------------------------------------------------------------------
 
     async def forget(self, ledger: LedgerId) -> None:
-        copy = self._copies.pop(ledger, None)
+        copy = self.logs.pop(ledger, None)
         if copy is not None:
             await copy.settle()
             await asyncio.get_running_loop().run_in_executor(self._threads, self._delete, copy.files)
@@ -351,7 +348,7 @@ class MirrorStore:
         self._is_closed = True
         await cancelled(self._sweeping)
         await asyncio.gather(*self._looking, return_exceptions=True)
-        for copy in self._copies.values():
+        for copy in self.logs.values():
             await copy.settle()
             copy.files.close()
         # Not on the loop: a disk that hangs would stop it, and with it every limit for stopping.
@@ -361,14 +358,14 @@ class MirrorStore:
 
 def _read(files: MirrorFiles, start: int, end: int, max_bytes: int) -> bytes:
     try:
-        return files.stretches.read(start, end, max_bytes)
+        return files.reader.read(start, end, max_bytes)
     except PositionOutside:
         return b""
 
 
 def _intact(files: MirrorFiles, start: int, end: int) -> list[Range]:
     try:
-        return files.stretches.intact(start, end)
+        return files.reader.intact(start, end)
     except PositionOutside:
         return []
 
@@ -409,12 +406,12 @@ class SyncThreads:
             outcome: BaseException | None = None
             try:
                 job()
-            except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
+            except BaseException as error:  # noqa: BLE001 (it belongs to the caller that waits)
                 outcome = error
             try:
                 self._loop.call_soon_threadsafe(self._finish, done, outcome)
             except RuntimeError:
-                return  # the loop is closed: nobody waits any more
+                return  # the loop is closed: no caller waits any more
 
     def _finish(self, done: Done, outcome: BaseException | None) -> None:
         self._busy -= 1

@@ -25,7 +25,6 @@ from itertools import islice
 from typing import Any, Final
 
 from sava.errors import SavaError
-from sava.ledger.live_brokers import LiveBrokers
 from sava.ledger.mirror_log import READ_BYTES, WalRangeReader
 from sava.ledger.protocol import (
     Answers,
@@ -37,13 +36,14 @@ from sava.ledger.protocol import (
     RefusalReason,
     StorageId,
 )
+from sava.ledger.registry import LiveBrokers
 from sava.ledger.wire import (
     LedgerAnswer,
     LedgerConnection,
     LedgerRequest,
 )
 from sava.peer_connection import Dialer
-from sava.tasks import cancelled, spawn
+from sava.tasks import Backoff, cancelled, spawn
 from sava.wal import Buffers
 from sava.wal.format import FRAME_BYTES
 
@@ -96,13 +96,14 @@ class LedgerStream:
     # -- connection --------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        pause, reason = PAUSE_MIN_S, ""
+        backoff, reason = Backoff(PAUSE_MIN_S, PAUSE_MAX_S, jitter=0), ""
         while not self._owner.is_fenced:
             try:
                 await self._connected()
             except (OSError, TimeoutError, SavaError) as error:
                 if self.is_joined and self.refusal is None:
-                    pause, reason = PAUSE_MIN_S, ""
+                    backoff.reset()
+                    reason = ""
                 if str(error) != reason:
                     reason = str(error)
                     log.info("ledgers: no stream disk=%s error=%s", self.storage, reason or "no answer")
@@ -111,8 +112,7 @@ class LedgerStream:
                 self.answers.lost(asyncio.get_running_loop().time())
                 self._owner.disconnected(self.storage)
                 self._link = None
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, PAUSE_MAX_S)
+            await backoff.pause()
 
     async def _connected(self) -> None:
         """One connection, from its beginning to its end."""
@@ -130,7 +130,7 @@ class LedgerStream:
             self.pump()
             raise ConnectionError(await link.is_gone)
         finally:
-            link.abort()
+            link.connection.abort()
 
     async def _until_joined(self, link: LedgerConnection) -> None:
         joining: asyncio.Future[Any] = asyncio.create_task(self._joined.wait())
@@ -141,33 +141,31 @@ class LedgerStream:
             joining.cancel()
 
     def _received(self, answer: LedgerAnswer) -> None:
-        message = answer.message
-        if isinstance(message, (JoinAnswer, Durable, LedgerRefused)):
-            self._took(message)
-            self._heard()
-            self.pump()
-
-    def _took(self, message: JoinAnswer | Durable | LedgerRefused) -> None:
-        before = self._owner.durable_end(self.storage)
-        self._owner.receive(message)
+        message, owner = answer.message, self._owner
+        if not isinstance(message, (JoinAnswer, Durable, LedgerRefused)):
+            return
+        before = owner.durable_end(self.storage)
+        owner.receive(message)
         if isinstance(message, JoinAnswer):
             self._joined.set()
         elif isinstance(message, LedgerRefused):
             self.refusal = message.reason
             if message.reason is not RefusalReason.GAP and self._link is not None:
-                self._link.abort(f"refused: {message.reason.name}")
-        durable = self._owner.durable_end(self.storage)
+                self._link.connection.abort(f"refused: {message.reason.name}")
+        durable = owner.durable_end(self.storage)
         if durable > before:
             self.refusal = None
-        if durable > before or (isinstance(message, JoinAnswer) and durable >= self._owner.end):
-            self.answers.answered(asyncio.get_running_loop().time(), durable, self._owner.end)
+        if durable > before or (isinstance(message, JoinAnswer) and durable >= owner.end):
+            self.answers.answered(asyncio.get_running_loop().time(), durable, owner.end)
+        self._heard()
+        self.pump()
 
     # -- sending -----------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Send what is to be sent, as far as socket and window allow."""
         link = self._link
-        while link is not None and not link.is_paused and self._reading is None:
+        while link is not None and not link.connection.paused_at and self._reading is None:
             part = self._owner.next_send(self.storage)
             if part is None:
                 return
@@ -176,6 +174,8 @@ class LedgerStream:
                 self._reading = spawn(self._reread(link, part), name="rereading", failed=self._fail)
                 return
             self._send(link, part.start, data)
+            if part.start + len(data) >= self._owner.end:
+                return
 
     def _send(self, link: LedgerConnection, position: int, data: bytes) -> None:
         link.send(LedgerRequest(0, self._owner.own, self._owner.append(self.storage, position, data)))
@@ -192,7 +192,7 @@ class LedgerStream:
             self._reading = None
         if not data:
             # Trimmed meanwhile, or not intact. The next Join says from where on the mirror can be served.
-            link.abort(f"the ledger cannot be read back at {start}")
+            link.connection.abort(f"the ledger cannot be read back at {start}")
             return
         wanted = self._owner.next_send(self.storage)
         if self._link is link and wanted is not None and wanted.start == start:
@@ -226,10 +226,6 @@ class _Run:
         self.start = start
         self.size = 0
         self.parts: list[bytes | memoryview] = []
-
-    @property
-    def end(self) -> int:
-        return self.start + self.size
 
     def joined(self) -> bytes:
         """Once for all mirrors."""
@@ -303,13 +299,14 @@ class RecentBytes:
         """Whole records from ``position``, a border, on; None when they are not here."""
         with self._lock:
             index = bisect_right(self._starts, position) - 1
-            if index < 0 or self._runs[index].end <= position:
+            run = self._runs[index] if index >= 0 else None
+            if run is None or run.start + run.size <= position:
                 return None
-            run = self._runs[index]
             data = run.joined()
             if position > run.start:
                 data = data[position - run.start :]
-            following = self._small_behind(index, len(data))
+            is_newest = index + 1 == len(self._runs)
+            following = [] if is_newest else self._small_behind(index, len(data))
         return b"".join([data, *following]) if following else data
 
     def _small_behind(self, index: int, size: int) -> list[bytes]:

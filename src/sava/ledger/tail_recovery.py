@@ -3,7 +3,7 @@ becomes segments, and the topics end there, so that any broker may open them.
 
     states     the topics whose state is not settled and names the disk
     ledgers    all records of the disk's ledgers, every one closed (else their broker may still write)
-    tails      one pass over the ledgers tells which frames count (``Tail``)
+    tails      one pass over the ledgers finds which frames count (``Tail``)
     upload     a second pass gives them to segments: written, verified, registered by compare-and-swap
     seal       the topic ends with its tail, and with what its owner knew of producers, source positions and
                origins: in one write with its last segment
@@ -44,11 +44,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from sava.errors import RetryableError, SavaError
-from sava.ledger.live_brokers import LedgerPeers
 from sava.ledger.protocol import LedgerId, LedgerState, StorageId
 from sava.ledger.protocol.record import TailBroken
-from sava.ledger.records import LedgerRecordChanged, LedgerRecords, Stored
 from sava.ledger.recoverer import BytesMissing, LedgerReader
+from sava.ledger.registry import LedgerPeers, LedgerRecordChanged, LedgerRecords, Stored
 from sava.metadata.store import MetadataStore
 from sava.records import BatchCorrupt, Header, RecordBatch, UnsupportedBatch, peek_header
 from sava.storage.catalog import Catalog
@@ -534,7 +533,7 @@ class _Uploads:
     async def _store(self, upload: _Upload, load: _Load) -> None:
         tail, known = upload.tail, upload.producers
         catalog, epoch = Catalog(self._metadata, tail.topic), tail.state.epoch
-        known.chains.learn(await marks_of(load.batches, known.chains, self._threads))
+        known.sources.learn(await marks_of(load.batches, known.sources, self._threads))
         for header in load.headers:
             known.follow(header)
         batches, is_sealed = load.batches, False
@@ -546,7 +545,7 @@ class _Uploads:
         self._messages += sum(batch.header.count for batch in load.batches)
         if load.seals and not is_sealed:
             await catalog.seal(
-                epoch=epoch, end=tail.end, producers=known.states(), origins=known.chains.origin_marks()
+                epoch=epoch, end=tail.end, producers=known.states(), origins=known.sources.origin_marks()
             )
 
     async def _register(
@@ -566,7 +565,7 @@ class _Uploads:
                 segment,
                 epoch=epoch,
                 producers=known.states(),
-                origins=known.chains.origin_marks(),
+                origins=known.sources.origin_marks(),
                 seals=seals,
             )
         except SegmentConflict:

@@ -1,6 +1,6 @@
 """What brokers send each other about journals, on a connection of the Raft port that was opened for that.
 
-    request   ticket, origin, message      an answer bears the same ticket; 0 on an owner's stream
+    request   ticket, origin, message      an answer has the same ticket; 0 on an owner's stream
     answer    ticket, message
 
 A frame's payload is a small msgpack array and, behind it, the bytes of the journal if the message has some:
@@ -24,7 +24,6 @@ from typing import Final, Protocol, cast
 
 import msgspec
 
-from sava.ledger.live_brokers import LiveBrokers, PeerUnreachable
 from sava.ledger.protocol import (
     LedgerAppend,
     Message,
@@ -32,6 +31,7 @@ from sava.ledger.protocol import (
     StorageId,
     WriteBack,
 )
+from sava.ledger.registry import LiveBrokers, PeerUnreachable
 from sava.ledger.store import Reply
 from sava.metadata.peer import error_from
 from sava.peer_connection import (
@@ -103,7 +103,7 @@ def _decode(
 
 
 class Holder(Protocol):
-    """This broker's disk, with all that it holds of journals."""
+    """This broker's disk, with all that it holds of ledgers."""
 
     def receive(self, origin: StorageId, message: Message, reply: Reply) -> None: ...
 
@@ -144,10 +144,10 @@ class LedgerConnection:
     ) -> None:
         """``received`` is called with each answer, ``resumed`` when a paused connection takes more."""
         self._answered = received
-        self._connection = PeerConnection(self._welcomed, lost=self._lost)
-        self._connection.received = self._receive
+        self.connection = PeerConnection(self._welcomed, lost=self._lost)
+        self.connection.received = self._receive
         if resumed is not None:
-            self._connection.writable = resumed
+            self.connection.writable = resumed
         self._is_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done when the connection is over, with the reason."""
@@ -156,28 +156,17 @@ class LedgerConnection:
         """Connect and be accepted by the other side, within ``CONNECT_S``. Raises OSError, TimeoutError."""
         try:
             async with asyncio.timeout(CONNECT_S):
-                await dialer.open_ledgers(address, self._connection)
+                await dialer.open_ledgers(address, self.connection)
                 await self._is_ready
         except BaseException:
-            self.abort()
+            self.connection.abort()
             raise
-
-    @property
-    def is_paused(self) -> bool:
-        return self._connection.is_paused
 
     def send(self, request: LedgerRequest) -> None:
         """Of no effect once the connection is gone, and never raises: the journal's owner sends from the
         middle of an append."""
-        if self._connection.is_open:
-            self._connection.write(encode(request))
-
-    def abort(self, reason: str = "it was closed here") -> None:
-        self._connection.abort(reason)
-
-    async def close(self) -> None:
-        """Bounded."""
-        await self._connection.close()
+        if self.connection.is_open:
+            self.connection.write(encode(request))
 
     def _welcomed(self, connection: PeerConnection, payload: bytes) -> None:
         match decode_handshake_reply(payload):
@@ -285,4 +274,4 @@ class PeerClient:
 
     async def close(self) -> None:
         connections, self._connections = list(self._connections.values()), {}
-        await asyncio.gather(*(connection.close() for connection in connections))
+        await asyncio.gather(*(each.connection.close() for each in connections))

@@ -8,13 +8,14 @@ The ``Owner`` decides; here are its clock, its connections and its writes to the
 
 So a message waits for the slower of the own sync and a round trip with a mirror's sync, not for their sum.
 
-**Tending.** A few times a second it is looked at who mirrors. A mirror is *gone* when its broker is not
-registered any more, and *failing* when it refuses (a full disk, another disk), or when it was silent for
+**Maintenance.** A few times a second the writer looks at its mirrors. A mirror is *gone* when its broker is
+not registered any more, and *failing* when it refuses (a full disk, another disk), or when it was silent for
 longer than its patience: about a second if acknowledgements wait for it, ``mirror_timeout`` otherwise
-(``mirror.health``). Both are replaced if another broker is there, and left out otherwise, as long as enough
-are left to acknowledge anything (``choice``). If even then fewer disks are left than an acknowledgement
-needs, appends are refused, or, if the configuration allows it, the ledger continues degraded, which the
-record says before the first message is acknowledged that way. When more brokers come, they are taken.
+(``protocol.owner.Health``). Both are replaced if another broker is there, and left out otherwise, as long as
+enough are left to acknowledge anything (``choice``). If even then fewer disks are left than an
+acknowledgement needs, appends are refused, or, if the configuration allows it, the ledger continues degraded,
+which the record says before the first message is acknowledged that way. When more brokers come, they are
+taken.
 
 The number of copies is never lowered silently: what was asked for once within this generation is asked for
 from then on, whichever broker dies. An operator who removes a broker from the cluster says that there are
@@ -26,12 +27,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from sava.errors import SavaError
-from sava.ledger.live_brokers import LiveBroker, LiveBrokers, choose
 from sava.ledger.mirror_log import WalRangeReader
 from sava.ledger.protocol import (
     Durable,
@@ -42,18 +41,18 @@ from sava.ledger.protocol import (
     RefusalReason,
     StorageId,
 )
-from sava.ledger.protocol.health import FLOOR_S
-from sava.ledger.records import LedgerRecordChanged, LedgerRecords
+from sava.ledger.protocol.owner import FLOOR_S
+from sava.ledger.registry import LedgerRecordChanged, LedgerRecords, LiveBroker, LiveBrokers, choose
 from sava.ledger.streams import LedgerStream, RecentBytes
 from sava.peer_connection import Dialer
 from sava.storage.commit_queue import NotCommittable
-from sava.tasks import cancelled, spawn
+from sava.tasks import cancelled, set_within, spawn
 from sava.wal import Tap
 
 log = logging.getLogger(__name__)
 
-TEND_S: Final = 0.25
-LONELY_TEND_S: Final = 1.0
+PASS_S: Final = 0.25
+LONELY_PASS_S: Final = 1.0
 """Where there is no mirror to look after."""
 STORE_RETRY_S: Final = 0.2
 BEAT_S: Final = 0.25
@@ -138,7 +137,7 @@ class LedgerWriter:
         """Of the cluster, when it was last looked at."""
         self._has_shrunk = False
         self._short_since = 0.0
-        self._told_refusing = self._told_degraded = False
+        self._logged_refusing = self._logged_degraded = False
         self._is_over = False
         self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -161,7 +160,7 @@ class LedgerWriter:
 
     def durable(self, end: int) -> int:
         if end > self.owner.end and not self.owner.is_fenced:
-            self.owner.appended(end)  # nobody mirrors, so nobody told
+            self.owner.appended(end)  # without mirrors there is no tap that says so
         self.owner.receive(Durable(self.owner.ledger, self.owner.own, end))
         return self.owner.commit
 
@@ -214,14 +213,14 @@ class LedgerWriter:
             self._tasks.append(task)
             task.add_done_callback(self._tasks.remove)
 
-    # -- tending -----------------------------------------------------------------------------
+    # -- maintenance --------------------------------------------------------------------------
 
     def start(self) -> None:
         self._ends = [
             self._cluster.live_brokers.listen(self._woken.set),
             self._cluster.records.listen(self.owner.ledger, self._woken.set),
         ]
-        self._tasks.append(spawn(self._tend(), name="mirrors", failed=self._fail))
+        self._tasks.append(spawn(self._maintain(), name="mirrors", failed=self._fail))
         self._expect_beat()
 
     def _expect_beat(self) -> None:
@@ -235,12 +234,12 @@ class LedgerWriter:
                 stream.answers.stood_still(late)
         self._expect_beat()
 
-    async def _tend(self) -> None:
+    async def _maintain(self) -> None:
         while not self._is_over:
             self._woken.clear()
             try:
                 self._count()
-                self._wish()
+                self._choose_mirrors()
                 await self._tap()
                 await self._store()
                 for stream in self._streams.values():
@@ -250,9 +249,7 @@ class LedgerWriter:
                     "ledger maintenance failed, retrying ledger=%s error=%s", self.owner.ledger, error
                 )
                 await asyncio.sleep(STORE_RETRY_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TEND_S if self._streams else LONELY_TEND_S):
-                    await self._woken.wait()
+            await set_within(PASS_S if self._streams else LONELY_PASS_S, self._woken)
 
     async def _tap(self) -> None:
         """A ledger without mirrors pays nothing for those that may come."""
@@ -282,17 +279,17 @@ class LedgerWriter:
             self._short_since = 0.0
         elif not self._short_since:
             self._short_since = now
-        self._tell_refusing()
-        self._tell_degraded()
+        self._log_refusing()
+        self._log_degraded()
         if self._degraded_since:
             self.degraded_s += now - self._degraded_since
         self._degraded_since = now if self.is_degraded else 0.0
 
-    def _tell_refusing(self) -> None:
-        if self._is_refusing == self._told_refusing:
+    def _log_refusing(self) -> None:
+        if self._is_refusing == self._logged_refusing:
             return
-        self._told_refusing = self._is_refusing
-        if self._told_refusing:
+        self._logged_refusing = self._is_refusing
+        if self._logged_refusing:
             log.warning(
                 "ledgers: messages are refused, too few disks are connected ledger=%s needed=%d connected=%d",
                 *(self.owner.ledger, self.owner.record.last.qa, 1 + self._connected),
@@ -300,11 +297,11 @@ class LedgerWriter:
         else:
             log.info("ledgers: messages are accepted again ledger=%s", self.owner.ledger)
 
-    def _tell_degraded(self) -> None:
-        if self.is_degraded == self._told_degraded:
+    def _log_degraded(self) -> None:
+        if self.is_degraded == self._logged_degraded:
             return
-        self._told_degraded = self.is_degraded
-        if self._told_degraded:
+        self._logged_degraded = self.is_degraded
+        if self._logged_degraded:
             log.warning(
                 "ledgers: messages are acknowledged with fewer copies than asked for ledger=%s asked=%d "
                 "enough=%d",
@@ -335,7 +332,7 @@ class LedgerWriter:
             storage: max(0, self.owner.end - self.owner.durable_end(storage)) for storage in self._streams
         }
 
-    def _wish(self) -> None:
+    def _choose_mirrors(self) -> None:
         """Other members, if the ones that are there do not do."""
         if self.owner.wanted is not None or self.owner.is_fenced:
             return
@@ -349,7 +346,7 @@ class LedgerWriter:
         members, qa = (self.owner.own, *self._chosen(candidates, current.members[1:])), self._qa
         if len(members) < qa and self._options.may_degrade:
             qa = len(members)
-        elif len(members) < qa:  # there are not enough, whoever is chosen: those that were are waited for
+        elif len(members) < qa:  # there are too few to choose from: those that were are waited for
             members, qa = current.members, current.qa
         is_as_wished = (set(members), qa) == (set(current.members), current.qa)
         if not is_as_wished or asked != (record.qw, record.qa):
@@ -389,7 +386,7 @@ class LedgerWriter:
             keep=[storage for storage in current if storage not in avoid],
             avoid=avoid,
             count=self._qw - 1,
-            # A ledger that may go on degraded waits for no mirror that fails.
+            # A ledger that may continue degraded waits for no mirror that fails.
             needed=0 if self._options.may_degrade else self._qa - 1,
         )
         if any(storage in avoid and storage not in current for storage in chosen):

@@ -184,7 +184,7 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True):
     """One log entry's payload.
 
     ``stamp_ms`` is set by the leader that appends it (wall clock, information only; the machine's clock is
-    the largest stamp seen). ``session``/``seq`` name the request for exactly-once; ``low`` tells that the
+    the largest stamp seen). ``session``/``seq`` name the request for exactly-once; ``low`` says that the
     session will never ask again about anything below it. ``fence_term`` != 0 makes it a leader-only command:
     it applies only if appended in that term."""
 

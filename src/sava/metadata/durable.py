@@ -70,7 +70,7 @@ class CheckpointHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LogState(msgspec.Struct, frozen=True):
-    """What the log tells. Both are None on a pristine node; afterwards neither ever is."""
+    """What the log says. Both are None on a pristine node; afterwards neither ever is."""
 
     bootstrap: Bootstrap | None = None
     core: Recovered | None = None

@@ -114,7 +114,7 @@ def settle_identity(disk: Disk, draw: Callable[[], NodeId]) -> NodeId:
     if has_log:
         return _resume_first_start(disk, names)
     if _PENDING in names:
-        disk.remove(_PENDING)  # a first start that got no further: nobody has seen this id
+        disk.remove(_PENDING)  # a first start that got no further: no node has seen this id
     node = draw()
     file = disk.open(_PENDING, create=True)
     try:
@@ -161,7 +161,7 @@ def _read_id(disk: Disk, name: str) -> NodeId:
 
 
 def cluster_id_of(founders: Iterable[NodeId]) -> str:
-    """The id of the cluster that these nodes found: the same for everybody who runs ``init`` with the same
+    """The id of the cluster that these nodes found: the same for all who run ``init`` with the same
     nodes, in any order, so that repeating it, even twice at the same time, cannot make two clusters."""
     text = ",".join(str(node) for node in sorted(founders))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,5 +1,5 @@
 """Lessor: the leader's watch over lease deadlines. Volatile, leader-only, monotonic; the replicated half is
-in ``leases.py``.
+in ``tables.py``.
 
 Nothing here is replicated and no wall clock is read. Deadlines by wall clock let one clock that jumps forward
 expire every broker at once, a cluster-wide failover for nothing. A new leader does not know when a
@@ -86,7 +86,7 @@ class Lessor:
             self._spared.clear()
             self._arm_all(now_ms)
 
-    # -- the life of a lease ---------------------------------------------------------------------------------
+    # -- one lease ------------------------------------------------------------------------------------------
 
     def keep_alive(self, lease: int, now_ms: int) -> int | None:
         """The TTL when renewed here; None when an expiry of this lease is already in the log: propose a
@@ -95,7 +95,7 @@ class Lessor:
         lead."""
         if not self._leading:
             raise Unavailable("leases are kept alive by the leader")
-        found = self._machine.lease(lease)
+        found = self._machine.leases.by_id.get(lease)
         if found is None:
             raise LeaseNotFound(lease)
         if lease in self._in_flight:
@@ -130,7 +130,7 @@ class Lessor:
         have one: a whole TTL again. While it may still apply, say nothing; the next scan after a TTL
         repeats it."""
         self._in_flight.discard(lease)
-        found = self._machine.lease(lease)
+        found = self._machine.leases.by_id.get(lease)
         if found is not None:
             self._renew(lease, found.ttl_ms, now_ms)
 
@@ -152,7 +152,7 @@ class Lessor:
             overdue = self._spare(overdue, now_ms)
         expiries = []
         for _, lease in overdue[: self._max_batch]:
-            found = self._machine.lease(lease)
+            found = self._machine.leases.by_id.get(lease)
             if found is None:
                 self.ended(lease)
                 continue
@@ -184,7 +184,7 @@ class Lessor:
             return overdue
         self.alarms += 1
         for lease in fresh:
-            found = self._machine.lease(lease)
+            found = self._machine.leases.by_id.get(lease)
             self._spared.add(lease)
             self._set(lease, now_ms + (found.ttl_ms if found is not None else 0))
         held_back = set(fresh)
@@ -207,7 +207,7 @@ class Lessor:
         heapq.heappush(self._heap, (deadline, lease))
 
     def _arm_all(self, now_ms: int) -> None:
-        self._deadlines = {x.lease: now_ms + x.ttl_ms + self._grace_ms for x in self._machine.leases()}
+        self._deadlines = {x.lease: now_ms + x.ttl_ms + self._grace_ms for x in self._machine.leases}
         self._heap = [(deadline, lease) for lease, deadline in self._deadlines.items()]
         heapq.heapify(self._heap)
 

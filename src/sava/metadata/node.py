@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import ParamSpec, Protocol, TypeVar
+from typing import TypeVar
 
 import sava
 from sava.errors import SavaError
@@ -50,50 +50,44 @@ from sava.metadata.peer import (
     Transport,
     error_of,
 )
-from sava.metadata.replica.replica import Replica, ReplicaConfig, ReplicaStatus
+from sava.metadata.replica.replica import Process, Replica, ReplicaConfig, ReplicaDisk, ReplicaStatus
 from sava.metadata.snapshots import BackgroundSaver
 from sava.metadata.suspicion import Note, Sign, Suspicion
 from sava.raft.output import Status
 from sava.raft.types import InvariantError, NodeId, SnapshotMeta
 from sava.wal.disk import LocalDisk
-from sava.wal.log import Buffers, Log, LogOptions
+from sava.wal.log import LogOptions
 from sava.wal.writer import Writer
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 log = logging.getLogger(__name__)
 
 DRAIN_S = 0.02
 """Time for the sockets' content to reach the replica before an overdue tick does: several passes of the
 loop."""
-
-
 MAX_VOICES = 1024
+_MS = 1_000_000
+"""Nanoseconds."""
 
 
-class Observer(Protocol):
+def _unobserved(*_: float) -> None:
+    """Not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
     """Where measurements go; the node itself knows no metrics library."""
 
-    def proposal(self, seconds: float) -> None: ...
-
-    def sync(self, seconds: float) -> None: ...
-
-    def snapshot(self, seconds: float, size: int) -> None: ...
-
-
-class NullObserver:
-    def proposal(self, seconds: float) -> None:
-        """Not measured."""
-
-    def sync(self, seconds: float) -> None:
-        """Not measured."""
-
-    def snapshot(self, seconds: float, size: int) -> None:
-        """Not measured."""
+    proposal: Callable[[float], object] = _unobserved
+    """Seconds from a request to its committed and applied result."""
+    sync: Callable[[float, int], object] = _unobserved
+    """Seconds to write a group of records and make it durable, and its bytes; called on the log's thread."""
+    snapshot: Callable[[float, int], object] = _unobserved
+    """Seconds that a snapshot took, and its size."""
 
 
-UNOBSERVED = NullObserver()
+UNOBSERVED = Observer()
 _DEFAULT_REPLICA = ReplicaConfig()
 _DEFAULT_LOG = LogOptions()
 
@@ -143,18 +137,12 @@ class RaftNode:
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self.failed: asyncio.Future[BaseException] = self._loop.create_future()
         """Resolves with the error after which this node must stop."""
-        self._writer = _MeasuredWriter(Writer(state.log, deliver=self._from_writer), observer)
+        self._writer = Writer(state.log, deliver=self._from_writer, observe=observer.sync)
         self._saver = BackgroundSaver(state.snapshots, observer.snapshot)
         self.replica = Replica(
-            node=state.node,
-            address=options.address,
-            incarnation=state.incarnation,
-            nonce=secrets.randbits(63),
-            config=options.replica,
-            recovered=state.recovered,
-            writer=self._writer,
-            snapshots=state.snapshots,
-            saver=self._saver,
+            Process(state.node, options.address, state.incarnation, nonce=secrets.randbits(63)),
+            options.replica,
+            ReplicaDisk(state.recovered, self._writer, state.snapshots, self._saver.save),
             send=self._send,
             fail=self.fail,
             rng=Random(secrets.randbits(128)),
@@ -162,7 +150,7 @@ class RaftNode:
         )
         self.barrier = ReadBarrier(self._submit_until)
         self.suspicion = Suspicion(state.node, tick_ms=options.replica.tick_ms)
-        """What this node knows of its peers' lives."""
+        """Which of its peers this node takes for alive."""
         self.confirmed: Callable[[Note], None] = lambda _: None
         """Called with each suspicion that other members have confirmed, while this node leads."""
         transport.attach(self)
@@ -245,7 +233,7 @@ class RaftNode:
     async def close(self) -> None:
         """Answer who still waits, stop moving, finish what the writer holds, give up the directory."""
         if not self._is_stopped:
-            self.replica.stop(Unavailable("this node is shutting down"))
+            self.replica.requests.end_all(Unavailable("this node is shutting down"))
             self._pump()
         self._stop()
         await self._transport.close()
@@ -283,31 +271,36 @@ class RaftNode:
         )
 
     def receive(self, envelopes: Sequence[Envelope]) -> None:
-        if not self._is_stopped:
-            self._drive(self._receive, envelopes)
+        if self._is_stopped:
+            return
+        receive, spoke_from = self.replica.receive, self._spoke_from
+        suspicion, now = self.suspicion, time.monotonic_ns() // _MS
+        try:
+            for envelope in envelopes:
+                if envelope.nonce not in spoke_from:
+                    self._remember_voice(envelope)
+                if receive(envelope):
+                    suspicion.heard(envelope.src, envelope.incarnation, now)
+                    if isinstance(envelope.message, Doubt | Opinion):
+                        suspicion.receive(envelope.src, envelope.message, now)
+                        self._act_on_suspicion()
+        except Exception as error:  # noqa: BLE001 (as in ``_pump``)
+            self.fail(error)
+        if not self._pump_scheduled:
             self._wake()
 
-    def _receive(self, envelopes: Sequence[Envelope]) -> None:
-        receive, spoke_from = self.replica.receive, self._spoke_from
-        suspicion, now = self.suspicion, _now_ms()
-        for envelope in envelopes:
-            if envelope.nonce not in spoke_from:
-                self._remember_voice(envelope)
-            if receive(envelope):
-                suspicion.heard(envelope.src, envelope.incarnation, now)
-                if isinstance(envelope.message, Doubt | Opinion):
-                    suspicion.receive(envelope.src, envelope.message, now)
-                    self._act_on_suspicion()
-
     def _remember_voice(self, envelope: Envelope) -> None:
-        """One entry per life of a peer; bounded, because strangers may speak as well."""
+        """One entry per process of a peer; bounded, because strangers may speak as well."""
         if len(self._spoke_from) >= MAX_VOICES:
             self._spoke_from.clear()
         self._spoke_from[envelope.nonce] = envelope.address
 
     def unreachable(self, peer: NodeId) -> None:
         if not self._is_stopped:
-            self._drive(self.replica.peer_unreachable, peer)
+            try:
+                self.replica.peer_unreachable(peer)
+            except Exception as error:  # noqa: BLE001 (as in ``_pump``)
+                self.fail(error)
             self._wake()
 
     def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
@@ -346,32 +339,29 @@ class RaftNode:
             self._loop.call_soon(self._pump)
 
     def _from_writer(self, completions: Callable[[], None]) -> None:
-        """Called on the writer's thread."""
-        self._loop.call_soon_threadsafe(self._complete, completions)
+        """Called on the writer's thread. What just became durable is what all callers wait for: the pump
+        follows at once."""
+        self._loop.call_soon_threadsafe(self._pump, completions)
 
-    def _complete(self, completions: Callable[[], None]) -> None:
-        self._drive(completions)
-        # Not scheduled but done: what just became durable is what everybody waits for.
-        self._pump()
-
-    def _pump(self) -> None:
+    def _pump(self, first: Callable[[], None] | None = None) -> None:
+        """Let the replica carry out what its inputs made possible, after the work ``first``."""
         self._pump_scheduled = False
         if self._is_stopped:
             return
-        self._drive(self.replica.pump, _now_ms())
-        if self.replica.wants_pump:
+        replica = self.replica
+        try:
+            if first is not None:
+                first()
+            replica.pump(time.monotonic_ns() // _MS)
+            if self._conditions:
+                self._settle_conditions()
+        except Exception as error:  # noqa: BLE001
+            # An error that gets here left the replica in a state that cannot be; whatever it is, continuing
+            # could do harm.
+            self.fail(error)
+        if replica.wants_pump:
             # Behind the callers that were just answered: their next requests take the news along.
             self._wake()
-        if self._conditions:
-            self._drive(self._settle_conditions)
-
-    def _drive(self, step: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
-        """Every call that moves the replica. An error that gets here left it in a state that cannot be;
-        whatever it is, going on could do harm."""
-        try:
-            step(*arguments, **named)
-        except Exception as error:  # noqa: BLE001
-            self.fail(error)
 
     def _settle_conditions(self) -> None:
         still: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -392,15 +382,14 @@ class RaftNode:
             self._timer = self._loop.call_later(DRAIN_S, self._on_timer)
             return
         self._is_draining = False
-        self._drive(self._tick, _now_ms())
-        self._pump()
+        self._pump(self._tick)
         if self._is_stopped:
             return
         self._tick_due = now + self._tick_s if is_overdue else self._tick_due + self._tick_s
         self._timer = self._loop.call_at(self._tick_due, self._on_timer)
 
-    def _tick(self, now_ms: int) -> None:
-        replica, suspicion = self.replica, self.suspicion
+    def _tick(self) -> None:
+        replica, suspicion, now_ms = self.replica, self.suspicion, _now_ms()
         core = replica.core
         if core is not None:
             suspicion.tick(now_ms, core.membership.members, replica.term if replica.is_leader else 0)
@@ -414,7 +403,7 @@ class RaftNode:
         suspicion = self.suspicion
         outbox, suspicion.outbox = suspicion.outbox, []
         for peer, message in outbox:
-            self.replica.tell(peer, message)
+            self.replica.outbox.add(peer, message)
         notes, suspicion.notes = suspicion.notes, []
         for note in notes:
             _log_suspicion(note)
@@ -422,13 +411,13 @@ class RaftNode:
                 self.confirmed(note)
 
     def _send(self, envelopes: Sequence[Envelope]) -> None:
-        now = _now_ms()
+        now = self.replica.now_ms
         by_address: dict[str, list[Envelope]] = {}
         for envelope in envelopes:
             message = envelope.message
             if isinstance(message, Conflict):
-                # Meant for one of two processes that bear the same id: it lives where it spoke from, while
-                # the membership names where the other one lives.
+                # Meant for one of two processes with the same id: it is where it spoke from, while the
+                # membership names where the other one is.
                 address: str | None = self._spoke_from.get(message.nonce)
             else:
                 address = self.replica.address_of(envelope.dst)
@@ -457,37 +446,12 @@ class RaftNode:
     def _stop(self) -> None:
         self._is_stopped = True
         self._timer.cancel()
-        # The replica answers everybody when it stops by itself; this is for when it cannot.
+        # The replica answers all callers when it stops by itself; this is for when it cannot.
         self._loop.call_soon(self._abandon_callers)
 
     def _abandon_callers(self) -> None:
         for future in self._callers:
             resolve(future, Failed(OutcomeUnknown.code, "this node has stopped", 0, maybe_applied=True))
-
-
-class _MeasuredWriter:
-    """The log's writer, with the time from submission to durability told to the observer."""
-
-    def __init__(self, writer: Writer, observer: Observer) -> None:
-        self._writer = writer
-        self._observer = observer
-
-    def append(
-        self, records: Sequence[tuple[int, Buffers]], done: Callable[[BaseException | None], None]
-    ) -> None:
-        started = time.perf_counter()
-
-        def measured(error: BaseException | None) -> None:
-            self._observer.sync(time.perf_counter() - started)
-            done(error)
-
-        self._writer.append(records, measured)
-
-    def run(self, action: Callable[[Log], None], done: Callable[[BaseException | None], None]) -> None:
-        self._writer.run(action, done)
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 async def open_node(
@@ -536,7 +500,7 @@ def resolve(future: asyncio.Future[T], value: T) -> None:
 
 
 def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+    return time.monotonic_ns() // _MS
 
 
 # -- reads ---------------------------------------------------------------------------------------------------
@@ -550,7 +514,7 @@ class ReadBarrier:
     """Many linearizable reads, one round to the majority.
 
     A read may share a round only if the round began after the read was asked for; otherwise it could miss a
-    write acknowledged in between. So at most one round is under way, everybody who asks meanwhile waits for
+    write acknowledged in between. So at most one round is under way, all who ask meanwhile wait for
     the next, and that one serves them all. Under load a round therefore serves as many reads as arrived
     during the one before it, and a lone read waits for no other.
 

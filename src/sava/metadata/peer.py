@@ -1,8 +1,8 @@
 """What nodes of one cluster say to each other: the core's messages, and requests forwarded to the leader.
 
-Every message travels in an ``Envelope`` that names the cluster, both ends and the sender's life. A node
-drops what is not meant for it, counts it, and never lets a message from another cluster, another node with a
-copied directory, or an earlier life of a peer reach the core.
+Every message travels in an ``Envelope`` that names the cluster, both ends and the sender's incarnation. A
+node drops what is not meant for it, counts it, and never lets a message from another cluster, another node
+with a copied directory, or an earlier incarnation of a peer reach the core.
 
 ``Transport`` carries the envelopes. A node calls it to reach others, and it calls the node (``Inbound``) with
 what others sent.
@@ -10,7 +10,7 @@ what others sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -180,8 +180,8 @@ PeerMessage = (
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``incarnation`` counts the sender's starts (durable); ``nonce`` is drawn at each start, so two
-    processes that run on copies of one directory can be told apart. ``address`` is where the sender
-    listens: a node that joins must answer a leader before the log has told it where anybody lives."""
+    processes that run on copies of one directory can be distinguished. ``address`` is where the sender
+    listens: a node that joins must answer a leader before the log has said where the others are."""
 
     cluster: str
     src: NodeId
@@ -211,8 +211,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
-def encode_envelope(envelope: Envelope) -> bytes:
-    return _encoder.encode(envelope)
+encode_envelope: Callable[[Envelope], bytes] = _encoder.encode
 
 
 def decode_envelope(data: bytes) -> Envelope:
@@ -303,7 +302,7 @@ def error_of(reply: Failed | CommandRefused) -> SavaError:
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """What a node tells about itself to any peer that asks on its Raft port."""
+    """What a node says of itself to any peer that asks on its Raft port."""
 
     node: NodeId
     cluster: str

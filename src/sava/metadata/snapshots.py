@@ -3,7 +3,7 @@
     snap-<index>-<term>.snap :=  magic, version, length of meta, size, sha256, crc  |  meta  |  payload
 
 A file gets its name last: temporary file -> payload -> header -> sync -> rename -> sync of the directory. So
-every file with a snapshot's name is whole, and whatever a power cut leaves in between bears a temporary name
+every file with a snapshot's name is whole, and what a power cut leaves in between has a temporary name
 and is removed at the next open. The log is compacted only after the last of these steps; without that
 order a power cut leaves a log that begins after a snapshot which does not exist.
 
@@ -217,8 +217,8 @@ class SnapshotStore:
             self._disk.sync_dir()
 
     def prune_newer(self, keep: SnapshotMeta) -> None:
-        """Remove what is newer than ``keep``, the one that the log names: a crash came before the log was
-        told."""
+        """Remove what is newer than ``keep``, the one that the log names: a crash came before the log
+        named it."""
         newer = [name for name in list(self._metas) if name > file_name(keep)]
         for name in newer:
             self._disk.remove(name)
@@ -243,26 +243,22 @@ class SnapshotBuilder:
         self._size = 0
         if _BUILDING in disk.list():
             disk.remove(_BUILDING)
-        self._file = disk.open(_BUILDING, create=True)
+        self.file = disk.open(_BUILDING, create=True)
 
     def write(self, chunk: bytes) -> None:
-        self._file.write(_payload_offset(self._base) + self._size, [chunk])
+        self.file.write(_payload_offset(self._base) + self._size, [chunk])
         self._hash.update(chunk)
         self._size += len(chunk)
-
-    def flush(self) -> None:
-        """Let the disk have what was written so far; nothing relies on it, but ``finish`` has less to do."""
-        self._file.sync()
 
     def finish(self) -> SnapshotMeta:
         """Durable under its final name on return."""
         meta = msgspec.structs.replace(self._base, size=self._size, digest=self._hash.digest())
-        _finish(self._disk, self._file, meta, _BUILDING)
+        _finish(self._disk, self.file, meta, _BUILDING)
         self._metas[file_name(meta)] = meta
         return meta
 
     def abort(self) -> None:
-        self._file.close()
+        self.file.close()
         if _BUILDING in self._disk.list():
             self._disk.remove(_BUILDING)
 
@@ -340,10 +336,10 @@ class BackgroundSaver:
     to write before it. A snapshot is never urgent: pauses between the slices leave most of the time
     to others, and the file is synced piece by piece, so that no log waits behind all of it.
 
-    ``replica.SnapshotSaver``. Owned by the event loop.
+    Owned by the event loop.
     """
 
-    def __init__(self, store: SnapshotStore, saved: Callable[[float, int], None]) -> None:
+    def __init__(self, store: SnapshotStore, saved: Callable[[float, int], object]) -> None:
         """``saved`` receives how long each snapshot took and how large it is."""
         self._store = store
         self._saved = saved
@@ -400,4 +396,4 @@ class BackgroundSaver:
 def _write_all(builder: SnapshotBuilder, chunks: Sequence[bytes]) -> None:
     for chunk in chunks:
         builder.write(chunk)
-    builder.flush()
+    builder.file.sync()  # nothing relies on it, but ``finish`` has less to do

@@ -117,7 +117,7 @@ class _Peer:
     __slots__ = (
         "alone_ms",
         "heard_at",
-        "life",
+        "incarnation",
         "lost_at",
         "outages",
         "pauses",
@@ -129,8 +129,8 @@ class _Peer:
 
     def __init__(self, now: int, alone_ms: int) -> None:
         self.alone_ms = alone_ms
-        """For how long this node had been alone, in all its life, when it last heard this one."""
-        self.life = 0
+        """For how long this node had been alone, since it started, when it last heard this one."""
+        self.incarnation = 0
         """How many times its process was started; 0: this node has not heard from it."""
         self.heard_at = now
         self.sent_at = now - PING_MS
@@ -201,7 +201,7 @@ class Suspicion:
         # Two nodes hear the last message of a third at different times. Without the half that is neither, the
         # one whose threshold passes later would refute what it is about to confirm.
         is_recent = 2 * silence < threshold
-        return Sign.HEARD if is_recent and peer.life and peer.lost_at < 0 else Sign.UNKNOWN
+        return Sign.HEARD if is_recent and peer.incarnation and peer.lost_at < 0 else Sign.UNKNOWN
 
     def threshold(self, node: NodeId, now: int) -> int:
         """Milliseconds of silence after which this node confirms a suspicion of ``node``."""
@@ -214,25 +214,25 @@ class Suspicion:
 
     # -- evidence --------------------------------------------------------------------------------
 
-    def heard(self, node: NodeId, life: int, now: int) -> None:
+    def heard(self, node: NodeId, incarnation: int, now: int) -> None:
         """A message of ``node`` arrived. Called for every message, so the common case is short."""
         peer = self._peers.get(node)
         if peer is None:
             return
         if now - peer.heard_at > NEAR_MS:
-            self._paused(peer, life, now)
+            self._paused(peer, incarnation, now)
         peer.heard_at = now
-        peer.life = life
+        peer.incarnation = incarnation
         peer.alone_ms = self._alone_ms
         if peer.lost_at >= 0 or peer.refusals:
             peer.lost_at = peer.refused_at = -1
             peer.refusals = 0
 
-    def _paused(self, peer: _Peer, life: int, now: int) -> None:
+    def _paused(self, peer: _Peer, incarnation: int, now: int) -> None:
         """A pause ends that is long enough to be remembered."""
         self._discount(now)
         pause = now - peer.heard_at
-        if pause <= NEAR_MS or pause >= self._lease_ms or life != peer.life:
+        if pause <= NEAR_MS or pause >= self._lease_ms or incarnation != peer.incarnation:
             return
         if 2 * (self._alone_ms - peer.alone_ms) >= pause:
             return
@@ -333,7 +333,7 @@ class Suspicion:
                 self._ask(node, doubt, now)
 
     def _ask(self, suspect: NodeId, doubt: _Doubt, now: int) -> None:
-        heard = [node for node, peer in self._peers.items() if peer.life and self._is_near(node, now)]
+        heard = [node for node, peer in self._peers.items() if peer.incarnation and self._is_near(node, now)]
         if 2 * (1 + len(heard)) <= len(self._members):
             if not doubt.next_at:
                 self._note("withheld", suspect, doubt, now)
@@ -362,7 +362,7 @@ class Suspicion:
                     self._judge(suspect, doubt, now)
 
     def _judge(self, suspect: NodeId, doubt: _Doubt, now: int) -> None:
-        """Decide as soon as everybody has answered, or has had the time to."""
+        """Decide as soon as all members have answered, or has had the time to."""
         is_accused = self.sign(suspect, now) in (Sign.SILENT, Sign.REFUSED)
         if not is_accused or Sign.HEARD in doubt.answers.values():
             self._end_round(doubt, now + REFUTED_MS)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from sava.metadata.commands import Event
@@ -291,13 +291,15 @@ class Watch:
             self._waiter.set_result(None)
 
 
-def _prefixes(key: str) -> Iterator[str]:
+def _prefixes(key: str) -> list[str]:
     """Everything that a watcher of ``key`` can have asked for: '/', '/a/', '/a/b/', and the key itself."""
+    prefixes = []
     end = key.find("/")
     while end >= 0:
-        yield key[: end + 1]
+        prefixes.append(key[: end + 1])
         end = key.find("/", end + 1)
-    yield key
+    prefixes.append(key)
+    return prefixes
 
 
 def _matches(key: str, prefix: str) -> bool:

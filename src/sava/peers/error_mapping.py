@@ -53,11 +53,11 @@ class Relayed(SavaError):
         self.code = code if isinstance(code, str) else ""
 
     @property
-    def told_outcome(self) -> Outcome:
+    def outcome_there(self) -> Outcome:
         """What the other broker says of the request. Without its word a refusal is known by its status, and
         any other end leaves the outcome open."""
-        told = dict(self.trailing).get(OUTCOME_KEY)
-        return _OUTCOMES.get(told, Outcome.NOT_DONE if self.status in REFUSALS else Outcome.UNKNOWN)
+        outcome = dict(self.trailing).get(OUTCOME_KEY)
+        return _OUTCOMES.get(outcome, Outcome.NOT_DONE if self.status in REFUSALS else Outcome.UNKNOWN)
 
 
 class BrokerUnreachable(Unavailable):
@@ -150,14 +150,14 @@ def trailing_of(error: SavaError) -> Trailing:
     )
 
 
-async def refuse(context: Any, error: SavaError) -> NoReturn:
+async def abort_unless_elsewhere(context: Any, error: SavaError) -> NoReturn:
     """End the call with ``error``; raises it if another broker may answer the call."""
     if isinstance(error, ELSEWHERE):
         raise error
-    await answer(context, error)
+    await abort(context, error)
 
 
-async def answer(context: Any, error: SavaError) -> NoReturn:
+async def abort(context: Any, error: SavaError) -> NoReturn:
     """End the call with ``error``, whatever it is."""
     if isinstance(error, Relayed):
         await context.abort(error.status, str(error), error.trailing)
@@ -166,20 +166,20 @@ async def answer(context: Any, error: SavaError) -> NoReturn:
 
 
 @asynccontextmanager
-async def told(context: Any) -> AsyncIterator[None]:
-    """Errors raised inside, on purpose, become the call's answer (see ``refuse``). A write to a caller who
-    has just left fails inside gRPC, and no caller is left to hear of it."""
+async def mapped(context: Any) -> AsyncIterator[None]:
+    """Errors raised inside, on purpose, become the call's answer (see ``abort_unless_elsewhere``). A write to
+    a caller who has just left fails inside gRPC, and no caller is left to hear of it."""
     try:
         yield
     except SavaError as error:
-        await refuse(context, error)
+        await abort_unless_elsewhere(context, error)
     except aio.InternalError:
         if not context.done():
             raise
 
 
 @contextmanager
-def made(change: str) -> Iterator[None]:
+def after_change(change: str) -> Iterator[None]:
     """Around what follows a change that is made: describing it. An error in there must not say that nothing
     was done, which is all that its own type can say."""
     try:

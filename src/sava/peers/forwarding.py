@@ -105,7 +105,7 @@ class Forwarder:
         """Calls that came to this broker, on any port."""
 
     def serving(
-        self, server: aio.Server, port: Port, answer: AnswerError = error_mapping.answer
+        self, server: aio.Server, port: Port, answer: AnswerError = error_mapping.abort
     ) -> aio.Server:
         """``server`` as services should be registered at it so that their calls are forwarded. ``answer``
         ends a call with an error in the manner of the services."""
@@ -393,7 +393,7 @@ class RewindableStream:
 class ForwardingServer:
     """A gRPC server as services are registered at it, whose calls may be answered elsewhere. Services know
     nothing of it, but for one thing: errors that say "not here" leave their handlers
-    (``error_mapping.refuse``). A call that is answered here costs one frame more.
+    (``error_mapping.abort_unless_elsewhere``). A call that is answered here costs one frame more.
 
     The generated code registers handlers at a server in two ways. Of those, methods that are registered one
     by one make grpc.aio wait for each of them again at every call: with a hundred methods that is a tenth

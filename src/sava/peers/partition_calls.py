@@ -170,4 +170,4 @@ class PartitionCalls:
 
 def _outcome(error: SavaError) -> Outcome:
     """What became of a part. Of an answer that another broker gave, what that broker says."""
-    return error.told_outcome if isinstance(error, Relayed) else error.outcome
+    return error.outcome_there if isinstance(error, Relayed) else error.outcome

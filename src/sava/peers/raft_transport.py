@@ -50,14 +50,14 @@ from sava.peer_connection import (
     PeerConnection,
     Welcome,
     decode_handshake_reply,
-    frames,
+    frame,
     is_refused,
     settle,
 )
 from sava.peers import tls
 from sava.raft.messages import Append, SnapshotChunk
 from sava.raft.types import NodeId
-from sava.tasks import cancelled
+from sava.tasks import Backoff, cancelled
 
 log = logging.getLogger(__name__)
 
@@ -213,13 +213,13 @@ class RaftStream:
         self._queued_bytes = 0
         self._connection: PeerConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._pause_s = PAUSE_MIN_S
+        self._backoff = Backoff(PAUSE_MIN_S, PAUSE_MAX_S, jitter=0)
         self._resume_at = 0.0
         self._is_closing = False
 
     def offer(self, payloads: Sequence[bytes]) -> bool:
         """Send, or queue, or drop and count. Says whether all were taken."""
-        if self._connection is not None and not self._connection.is_paused:
+        if self._connection is not None and not self._connection.paused_at:
             return self._write(self._connection, payloads)
         if self._resume_at and self._loop.time() < self._resume_at:
             self._dropped("unreachable", len(payloads))
@@ -241,7 +241,7 @@ class RaftStream:
 
     def expire(self, now: float) -> None:
         connection = self._connection
-        if connection is not None and connection.is_paused and now - connection.paused_at > STUCK_S:
+        if connection is not None and connection.paused_at and now - connection.paused_at > STUCK_S:
             connection.abort(f"it took nothing for {STUCK_S:g} s")
 
     async def close(self) -> None:
@@ -269,7 +269,7 @@ class RaftStream:
     def _welcomed(self, connection: PeerConnection, payload: bytes) -> None:
         match decode_handshake_reply(payload):
             case Welcome():
-                self._pause_s = PAUSE_MIN_S
+                self._backoff.reset()
             case HandshakeRefused(message=message):
                 connection.abort(message)
             case _:
@@ -284,7 +284,7 @@ class RaftStream:
             self._write(self._connection, waiting)
 
     def _write(self, connection: PeerConnection, payloads: Collection[bytes]) -> bool:
-        if connection.write((frames(payloads),)):
+        if connection.write(map(frame, payloads)):
             return True
         self._dropped("unreachable", len(payloads))
         return False
@@ -296,8 +296,7 @@ class RaftStream:
     def _broke(self, reason: str, is_refused: bool) -> None:
         if self._is_closing:
             return
-        self._resume_at = self._loop.time() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+        self._resume_at = self._loop.time() + self._backoff.next()
         if self._queue:
             self._dropped("unreachable", len(self._queue))
             self._queue.clear()

@@ -92,13 +92,13 @@ def _batches(name: str, encoded: Sequence[bytes]) -> list[RecordBatch]:
 
 
 async def append(
-    calls: ClusterCalls, stretches: Sequence[pb.ChainStretch], until: float
-) -> dict[str, pb.ChainReceipt | None]:
+    calls: ClusterCalls, stretches: Sequence[pb.EachAppend], until: float
+) -> dict[str, pb.SourceReceipt | None]:
     """By topic, the receipts of those that are durable; None: it was not taken, or that is not known. Those
     that were sent and not answered by then (on the clock of the event loop) are missing."""
-    by_topic = {each.chain.topic: each for each in stretches}
+    by_topic = {each.open.topic: each for each in stretches}
     groups = await calls.by_owner(by_topic, timeout=min(FIND_S, until - asyncio.get_running_loop().time()))
-    answers: dict[str, pb.ChainReceipt | None] = dict.fromkeys(by_topic)
+    answers: dict[str, pb.SourceReceipt | None] = dict.fromkeys(by_topic)
     await asyncio.gather(
         *(
             _append_to(calls, target, portion, until, answers)
@@ -109,11 +109,11 @@ async def append(
     return answers
 
 
-def _portions(stretches: Sequence[pb.ChainStretch]) -> Iterator[list[pb.ChainStretch]]:
-    portion: list[pb.ChainStretch] = []
+def _portions(stretches: Sequence[pb.EachAppend]) -> Iterator[list[pb.EachAppend]]:
+    portion: list[pb.EachAppend] = []
     size = 0
     for each in stretches:
-        length = len(each.stretch.batches)
+        length = len(each.range.batches)
         if portion and (size + length > PART_BYTES or len(portion) == MAX_EACH):
             yield portion
             portion, size = [], 0
@@ -126,14 +126,14 @@ def _portions(stretches: Sequence[pb.ChainStretch]) -> Iterator[list[pb.ChainStr
 async def _append_to(
     calls: ClusterCalls,
     target: str,
-    stretches: Sequence[pb.ChainStretch],
+    stretches: Sequence[pb.EachAppend],
     until: float,
-    answers: dict[str, pb.ChainReceipt | None],
+    answers: dict[str, pb.SourceReceipt | None],
 ) -> None:
     loop = asyncio.get_running_loop()
-    names = [each.chain.topic for each in stretches]
+    names = [each.open.topic for each in stretches]
     unanswered = set(names)
-    request = pb.AppendEachRequest(stretches=stretches)
+    request = pb.AppendEachRequest(appends=stretches)
     left = until - loop.time()
     with _told_of(calls, target, unanswered):
         async with aclosing(_responses(calls, target, "AppendEach", request, left)) as responses:

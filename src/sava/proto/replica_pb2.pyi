@@ -3,10 +3,10 @@
 isort:skip_file
 What a cluster offers to the clusters that replicate into it, on the client port.
 
-A source (one partition of one topic of another cluster) is copied as one chain: each append says which stretch of the
-source's offsets it stands for, and is taken only if it goes on where the last one ended. Where the chain has come to is
-part of the log itself, so neither a repeated append, nor two that copy at once, nor a lost note of progress can leave
-out a message or have it twice.
+A source is one partition of one topic of another cluster. Each append says for which range of the source's offsets it
+stands, and is taken only if it begins at the source's position here, where the last one ended. The position is part of
+the log itself, so neither a repeated append, nor two that copy at once, nor a lost note of progress can leave out a
+message or have it twice.
 """
 
 from collections import abc as _abc
@@ -273,29 +273,29 @@ class AppendRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OPEN_FIELD_NUMBER: _builtins.int
-    STRETCH_FIELD_NUMBER: _builtins.int
+    RANGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def open(self) -> Global___OpenChain: ...
+    def open(self) -> Global___OpenSource: ...
     @_builtins.property
-    def stretch(self) -> Global___Stretch: ...
+    def range(self) -> Global___SourceRange: ...
     def __init__(
         self,
         *,
-        open: Global___OpenChain | None = ...,
-        stretch: Global___Stretch | None = ...,
+        open: Global___OpenSource | None = ...,
+        range: Global___SourceRange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "open", b"open", "stretch", b"stretch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "open", b"open", "range", b"range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "open", b"open", "stretch", b"stretch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "open", b"open", "range", b"range"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "stretch"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "range"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___AppendRequest: _TypeAlias = AppendRequest  # noqa: Y015
 
 @_typing.final
-class OpenChain(_message.Message):
+class OpenSource(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
@@ -316,10 +316,10 @@ class OpenChain(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___OpenChain: _TypeAlias = OpenChain  # noqa: Y015
+Global___OpenSource: _TypeAlias = OpenSource  # noqa: Y015
 
 @_typing.final
-class Stretch(_message.Message):
+class SourceRange(_message.Message):
     """The messages of start..end of the source that are to be copied; there may be none of some offsets. The next one may be
     sent before this one is answered.
     """
@@ -332,10 +332,10 @@ class Stretch(_message.Message):
     BATCHES_FIELD_NUMBER: _builtins.int
     OFFSETS_FIELD_NUMBER: _builtins.int
     start: _builtins.int
-    """Where the chain must have come to; where it begins, if it does."""
+    """What the source's position must be; where copying begins, if it does."""
     end: _builtins.int
     begin: _builtins.bool
-    """This is the first of the chain: refused if it is not."""
+    """This is the first range of the source: refused if it is not."""
     batches: _builtins.bytes
     """Record batches, not assigned, without a producer, end to end; best one. Each message has its origin (cluster and
     offset) and the attributes `sava-path` (the clusters that it has been in, this source's included, with commas, the
@@ -361,7 +361,7 @@ class Stretch(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Stretch: _TypeAlias = Stretch  # noqa: Y015
+Global___SourceRange: _TypeAlias = SourceRange  # noqa: Y015
 
 @_typing.final
 class AppendResponse(_message.Message):
@@ -371,17 +371,17 @@ class AppendResponse(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def opened(self) -> Global___ChainOpened: ...
+    def opened(self) -> Global___SourceOpened: ...
     @_builtins.property
-    def receipt(self) -> Global___ChainReceipt: ...
+    def receipt(self) -> Global___SourceReceipt: ...
     @_builtins.property
-    def ended(self) -> Global___ChainEnded: ...
+    def ended(self) -> Global___SourceEnded: ...
     def __init__(
         self,
         *,
-        opened: Global___ChainOpened | None = ...,
-        receipt: Global___ChainReceipt | None = ...,
-        ended: Global___ChainEnded | None = ...,
+        opened: Global___SourceOpened | None = ...,
+        receipt: Global___SourceReceipt | None = ...,
+        ended: Global___SourceEnded | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "kind", b"kind", "opened", b"opened", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -394,7 +394,7 @@ class AppendResponse(_message.Message):
 Global___AppendResponse: _TypeAlias = AppendResponse  # noqa: Y015
 
 @_typing.final
-class ChainOpened(_message.Message):
+class SourceOpened(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IS_KNOWN_FIELD_NUMBER: _builtins.int
@@ -403,14 +403,14 @@ class ChainOpened(_message.Message):
     MAX_MESSAGE_SIZE_FIELD_NUMBER: _builtins.int
     KEPT_POSITION_FIELD_NUMBER: _builtins.int
     is_known: _builtins.bool
-    """Whether the chain has begun."""
+    """Whether copying has begun."""
     position: _builtins.int
-    """Where it goes on, in the source's offsets; durable, as everything before it."""
+    """Where it continues, in the source's offsets; durable, as everything before it."""
     topic_id: _builtins.int
     max_message_size: _builtins.int
     """Of a payload; 0: no limit."""
     kept_position: _builtins.int
-    """See ChainReceipt."""
+    """See SourceReceipt."""
     def __init__(
         self,
         *,
@@ -426,11 +426,11 @@ class ChainOpened(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ChainOpened: _TypeAlias = ChainOpened  # noqa: Y015
+Global___SourceOpened: _TypeAlias = SourceOpened  # noqa: Y015
 
 @_typing.final
-class ChainReceipt(_message.Message):
-    """The next stretch that was not answered yet; its messages are durable."""
+class SourceReceipt(_message.Message):
+    """The next range that was not answered yet; its messages are durable."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -446,7 +446,7 @@ class ChainReceipt(_message.Message):
     duplicates: _builtins.int
     loops: _builtins.int
     kept_position: _builtins.int
-    """Where the chain would go on if the broker died now. Less than the position only by stretches of which nothing was
+    """Where copying would continue if the broker died now. Less than the position only by ranges of which nothing was
     appended, for a second or two: the source may let go of what is below it.
     """
     def __init__(
@@ -464,11 +464,11 @@ class ChainReceipt(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ChainReceipt: _TypeAlias = ChainReceipt  # noqa: Y015
+Global___SourceReceipt: _TypeAlias = SourceReceipt  # noqa: Y015
 
 @_typing.final
-class ChainEnded(_message.Message):
-    """A stretch was refused or failed, and with it all behind it; the stream ends. Close it and open the chain anew."""
+class SourceEnded(_message.Message):
+    """A range was refused or failed, and with it all behind it; the stream ends. Close it and open the source again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -478,12 +478,12 @@ class ChainEnded(_message.Message):
     IS_KNOWN_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """Sava's name of the error: chain_broken when the stretch does not go on where the chain is."""
+    """Sava's name of the error: source_position_mismatch when the range does not begin at the position."""
     reason: _builtins.str
     may_pass: _builtins.bool
-    """The same stretch may succeed later."""
+    """The same range may succeed later."""
     is_known: _builtins.bool
-    """Where the chain is, durably."""
+    """The source's position, durably."""
     position: _builtins.int
     def __init__(
         self,
@@ -500,57 +500,57 @@ class ChainEnded(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ChainEnded: _TypeAlias = ChainEnded  # noqa: Y015
+Global___SourceEnded: _TypeAlias = SourceEnded  # noqa: Y015
 
 @_typing.final
 class AppendEachRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    STRETCHES_FIELD_NUMBER: _builtins.int
+    APPENDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def stretches(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChainStretch]:
+    def appends(self) -> _containers.RepeatedCompositeFieldContainer[Global___EachAppend]:
         """At most 256."""
 
     def __init__(
         self,
         *,
-        stretches: _abc.Iterable[Global___ChainStretch] | None = ...,
+        appends: _abc.Iterable[Global___EachAppend] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stretches", b"stretches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appends", b"appends"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AppendEachRequest: _TypeAlias = AppendEachRequest  # noqa: Y015
 
 @_typing.final
-class ChainStretch(_message.Message):
+class EachAppend(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CHAIN_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
     TOPIC_ID_FIELD_NUMBER: _builtins.int
-    STRETCH_FIELD_NUMBER: _builtins.int
+    RANGE_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.int
     """Of the topic here. Into another one of the same name nothing is appended."""
     @_builtins.property
-    def chain(self) -> Global___OpenChain: ...
+    def open(self) -> Global___OpenSource: ...
     @_builtins.property
-    def stretch(self) -> Global___Stretch: ...
+    def range(self) -> Global___SourceRange: ...
     def __init__(
         self,
         *,
-        chain: Global___OpenChain | None = ...,
+        open: Global___OpenSource | None = ...,
         topic_id: _builtins.int = ...,
-        stretch: Global___Stretch | None = ...,
+        range: Global___SourceRange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "stretch", b"stretch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open", "range", b"range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "stretch", b"stretch", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["open", b"open", "range", b"range", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ChainStretch: _TypeAlias = ChainStretch  # noqa: Y015
+Global___EachAppend: _TypeAlias = EachAppend  # noqa: Y015
 
 @_typing.final
 class AppendEachResponse(_message.Message):
@@ -558,11 +558,11 @@ class AppendEachResponse(_message.Message):
 
     ANSWERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___StretchAnswer]: ...
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___EachAnswer]: ...
     def __init__(
         self,
         *,
-        answers: _abc.Iterable[Global___StretchAnswer] | None = ...,
+        answers: _abc.Iterable[Global___EachAnswer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -573,7 +573,7 @@ class AppendEachResponse(_message.Message):
 Global___AppendEachResponse: _TypeAlias = AppendEachResponse  # noqa: Y015
 
 @_typing.final
-class StretchAnswer(_message.Message):
+class EachAnswer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
@@ -584,14 +584,14 @@ class StretchAnswer(_message.Message):
     code: _builtins.str
     """Without a receipt: Sava's name of the error."""
     @_builtins.property
-    def receipt(self) -> Global___ChainReceipt:
+    def receipt(self) -> Global___SourceReceipt:
         """It is durable."""
 
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
-        receipt: Global___ChainReceipt | None = ...,
+        receipt: Global___SourceReceipt | None = ...,
         code: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
@@ -600,7 +600,7 @@ class StretchAnswer(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StretchAnswer: _TypeAlias = StretchAnswer  # noqa: Y015
+Global___EachAnswer: _TypeAlias = EachAnswer  # noqa: Y015
 
 @_typing.final
 class ReadEachRequest(_message.Message):

@@ -114,16 +114,16 @@ class ReplicaServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Append(self, request_iterator, context):
-        """The chain of one source into one partition here. Opening comes first; what is answered comes in order.
+        """Copies one source into one partition here. Opening comes first; what is answered comes in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AppendEach(self, request, context):
-        """One stretch each into chains of several topics, for those who have a little for many. Only what this broker has is
-        taken, and only what goes on at once: nothing is passed on to another broker. Answers come as they are known. Append
-        says why one was not taken.
+        """One range each into several topics, for those who have a little for many. Only what this broker has is taken, and
+        only what continues at once: nothing is passed on to another broker. Answers come as they are known. Append says why
+        one was not taken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

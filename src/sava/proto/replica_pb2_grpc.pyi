@@ -3,10 +3,10 @@
 isort:skip_file
 What a cluster offers to the clusters that replicate into it, on the client port.
 
-A source (one partition of one topic of another cluster) is copied as one chain: each append says which stretch of the
-source's offsets it stands for, and is taken only if it goes on where the last one ended. Where the chain has come to is
-part of the log itself, so neither a repeated append, nor two that copy at once, nor a lost note of progress can leave
-out a message or have it twice.
+A source is one partition of one topic of another cluster. Each append says for which range of the source's offsets it
+stands, and is taken only if it begins at the source's position here, where the last one ended. The position is part of
+the log itself, so neither a repeated append, nor two that copy at once, nor a lost note of progress can leave out a
+message or have it twice.
 """
 
 from collections import abc as _abc
@@ -48,11 +48,11 @@ class ReplicaStub:
     EnsureSchema: _grpc.UnaryUnaryMultiCallable[_replica_pb2.EnsureSchemaRequest, _replica_pb2.EnsureSchemaResponse]
     """A schema of the source under the same subject; known ones are found, not registered again."""
     Append: _grpc.StreamStreamMultiCallable[_replica_pb2.AppendRequest, _replica_pb2.AppendResponse]
-    """The chain of one source into one partition here. Opening comes first; what is answered comes in order."""
+    """Copies one source into one partition here. Opening comes first; what is answered comes in order."""
     AppendEach: _grpc.UnaryStreamMultiCallable[_replica_pb2.AppendEachRequest, _replica_pb2.AppendEachResponse]
-    """One stretch each into chains of several topics, for those who have a little for many. Only what this broker has is
-    taken, and only what goes on at once: nothing is passed on to another broker. Answers come as they are known. Append
-    says why one was not taken.
+    """One range each into several topics, for those who have a little for many. Only what this broker has is taken, and
+    only what continues at once: nothing is passed on to another broker. Answers come as they are known. Append says why
+    one was not taken.
     """
     ApplyAcks: _grpc.UnaryUnaryMultiCallable[_replica_pb2.ApplyAcksRequest, _replica_pb2.ApplyAcksResponse]
     """What a subscription at the source has acked, by the origins of the messages, applied to the subscription of the same
@@ -79,11 +79,11 @@ class ReplicaAsyncStub(ReplicaStub):
     EnsureSchema: _aio.UnaryUnaryMultiCallable[_replica_pb2.EnsureSchemaRequest, _replica_pb2.EnsureSchemaResponse]  # type: ignore[assignment]
     """A schema of the source under the same subject; known ones are found, not registered again."""
     Append: _aio.StreamStreamMultiCallable[_replica_pb2.AppendRequest, _replica_pb2.AppendResponse]  # type: ignore[assignment]
-    """The chain of one source into one partition here. Opening comes first; what is answered comes in order."""
+    """Copies one source into one partition here. Opening comes first; what is answered comes in order."""
     AppendEach: _aio.UnaryStreamMultiCallable[_replica_pb2.AppendEachRequest, _replica_pb2.AppendEachResponse]  # type: ignore[assignment]
-    """One stretch each into chains of several topics, for those who have a little for many. Only what this broker has is
-    taken, and only what goes on at once: nothing is passed on to another broker. Answers come as they are known. Append
-    says why one was not taken.
+    """One range each into several topics, for those who have a little for many. Only what this broker has is taken, and
+    only what continues at once: nothing is passed on to another broker. Answers come as they are known. Append says why
+    one was not taken.
     """
     ApplyAcks: _aio.UnaryUnaryMultiCallable[_replica_pb2.ApplyAcksRequest, _replica_pb2.ApplyAcksResponse]  # type: ignore[assignment]
     """What a subscription at the source has acked, by the origins of the messages, applied to the subscription of the same
@@ -137,7 +137,7 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_replica_pb2.AppendRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_replica_pb2.AppendResponse], _abc.AsyncIterator[_replica_pb2.AppendResponse]]:
-        """The chain of one source into one partition here. Opening comes first; what is answered comes in order."""
+        """Copies one source into one partition here. Opening comes first; what is answered comes in order."""
 
     @_abc_1.abstractmethod
     def AppendEach(
@@ -145,9 +145,9 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.AppendEachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_replica_pb2.AppendEachResponse], _abc.AsyncIterator[_replica_pb2.AppendEachResponse]]:
-        """One stretch each into chains of several topics, for those who have a little for many. Only what this broker has is
-        taken, and only what goes on at once: nothing is passed on to another broker. Answers come as they are known. Append
-        says why one was not taken.
+        """One range each into several topics, for those who have a little for many. Only what this broker has is taken, and
+        only what continues at once: nothing is passed on to another broker. Answers come as they are known. Append says why
+        one was not taken.
         """
 
     @_abc_1.abstractmethod

@@ -21,11 +21,10 @@ own disk has them.
 
 Where things are:
 
-    election     campaigns, votes, terms          replication  what a leader sends
-    following    a follower's log matching        leading      acknowledgements, commit, reads, transfer
-    snapshot     chunked transfer, compaction     reconfigure  membership changes
-    own_disk     a leader that cannot write
-    state        all that is remembered           log, progress, reads, membership, quorum: its parts
+    election      campaigns, votes, terms
+    replication   appends, heartbeats and snapshots: what a leader sends, and a follower takes
+    leading       acknowledgements, commit, reads, transfer, changes of the membership
+    state         all that is remembered; ``log``, ``progress``, ``membership`` are its parts
 
 A state that cannot be raises ``InvariantError``; the node must stop then. Wrong requests raise before
 anything has changed.
@@ -47,9 +46,9 @@ from sava.raft.election import (
     on_vote_request,
     tick_election,
 )
-from sava.raft.following import on_append, on_heartbeat, on_snapshot
 from sava.raft.leading import (
     acknowledge_self,
+    change_membership,
     on_append_reply,
     on_heartbeat_reply,
     request_read,
@@ -80,12 +79,14 @@ from sava.raft.output import (
     Role,
     Status,
 )
-from sava.raft.reconfigure import change_membership
 from sava.raft.replication import (
     abandon_install,
     append_payloads,
     finish_install,
     flush_appends,
+    on_append,
+    on_heartbeat,
+    on_snapshot,
     on_snapshot_reply,
     peer_unreachable,
     snapshot_failed,

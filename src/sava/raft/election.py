@@ -12,6 +12,7 @@ hear the leader do not answer.
 
 from __future__ import annotations
 
+from sava.raft.leading import open_term
 from sava.raft.messages import (
     Append,
     AppendReply,
@@ -24,7 +25,6 @@ from sava.raft.messages import (
 )
 from sava.raft.output import Role
 from sava.raft.progress import Tally, count_votes
-from sava.raft.reconfigure import open_term
 from sava.raft.replication import payload_size
 from sava.raft.state import CoreState
 from sava.raft.types import NO_NODE, NodeId
@@ -54,7 +54,7 @@ def admit_higher_term(state: CoreState, message: Message) -> bool:
         if message.pre:
             return True
     if isinstance(message, VoteReply) and message.pre and message.granted:
-        return True  # carries the term that was asked about, which nobody has entered
+        return True  # carries the term that was asked about, which no node has entered
     from_leader = isinstance(message, Append | Heartbeat | SnapshotChunk | TimeoutNow)
     state.become_follower(message.term, message.src if from_leader else NO_NODE)
     return True
@@ -161,7 +161,7 @@ def on_vote_request(state: CoreState, message: VoteRequest) -> None:
         is_free = True
     granted = is_free and state.log.is_up_to_date(message.last_index, message.last_term)
     if message.pre:
-        # A grant answers for the term asked about, a refusal tells our own. Nothing here changes, so nothing
+        # A grant answers for the term asked about, a refusal names our own. Nothing here changes, so nothing
         # waits.
         term = message.term if granted else state.term
         state.send(VoteReply(state.node, message.src, term, granted, pre=True))

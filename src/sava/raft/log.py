@@ -70,14 +70,14 @@ class RaftLog:
         self._truncate_from: int | None = None
         self._writes: deque[list[int]] = deque()
 
-    def _find_compacted_term(self, told: int | None) -> int:
+    def _find_compacted_term(self, given: int | None) -> int:
         before = self._first - 1
         if before == 0:
             return 0
         if before == self.snapshot.index:
             return self.snapshot.term
-        if told is not None:
-            return told
+        if given is not None:
+            return given
         if before > self.snapshot.index:
             raise InvariantError(
                 f"entries from {self._first} do not connect to the snapshot at {self.snapshot.index}"

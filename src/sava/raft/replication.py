@@ -1,4 +1,5 @@
-"""The leader's sending side: appends, heartbeats, and how the log grows.
+"""Replication: what a leader sends (appends, heartbeats, snapshots), how the log grows, and what a follower
+takes.
 
 Appends leave before the leader's own disk has them: only *counting* the leader itself waits for its
 disk. They are built at ``poll``, so that all proposals between two polls share one message per peer.
@@ -17,10 +18,10 @@ between, appends are ignored (they would grow a log that is about to vanish) and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sava.raft.membership import History
-from sava.raft.messages import Append, AppendReply, Heartbeat, SnapshotChunk, SnapshotReply
+from sava.raft.messages import Append, AppendReply, Heartbeat, HeartbeatReply, SnapshotChunk, SnapshotReply
 from sava.raft.output import ChunkSend, ChunkWrite, Role
 from sava.raft.progress import Progress, ProgressState
 from sava.raft.state import CoreState, Incoming
@@ -33,7 +34,9 @@ __all__ = [
     "broadcast_heartbeat",
     "finish_install",
     "flush_appends",
-    "on_snapshot_chunk",
+    "on_append",
+    "on_heartbeat",
+    "on_snapshot",
     "on_snapshot_reply",
     "payload_size",
     "peer_unreachable",
@@ -134,14 +137,11 @@ def broadcast_heartbeat(state: CoreState) -> None:
         else:
             # Never above what this peer is known to hold: its log may end in entries that will be truncated,
             # and it would take them for committed.
-            told = min(progress.match, commit)
-            state.send(Heartbeat(state.node, peer, state.term, told, state.round))
+            known = min(progress.match, commit)
+            state.send(Heartbeat(state.node, peer, state.term, known, state.round))
 
 
-# -- snapshots -----------------------------------------------------------------------------------------------
-
-
-# -- leader --------------------------------------------------------------------------------------------------
+# -- snapshots: the leader -----------------------------------------------------------------------------------
 
 
 def on_snapshot_reply(state: CoreState, message: SnapshotReply) -> None:
@@ -205,10 +205,10 @@ def snapshot_taken(state: CoreState, meta: SnapshotMeta) -> None:
     state.history.compact(meta.index)
 
 
-# -- follower ------------------------------------------------------------------------------------------------
+# -- snapshots: the follower ---------------------------------------------------------------------------------
 
 
-def on_snapshot_chunk(state: CoreState, message: SnapshotChunk) -> None:
+def _take_chunk(state: CoreState, message: SnapshotChunk) -> None:
     """The caller has recognised the leader and restarted the election timer."""
     if state.install is not None:
         return  # answered once it is durable
@@ -288,3 +288,78 @@ def abandon_install(state: CoreState) -> None:
     if meta is not None and state.leader != NO_NODE:
         state.incoming = Incoming(meta, state.term)
         _ask_for_chunk(state, meta, 0)
+
+
+# -- appends and heartbeats: the follower --------------------------------------------------------------------
+
+
+def _recognise_leader(state: CoreState, leader: NodeId) -> None:
+    """A message that only a term's leader sends: follow it, and restart the election timer."""
+    if state.role is Role.LEADER or state.leader not in (NO_NODE, leader):
+        other = state.node if state.role is Role.LEADER else state.leader
+        raise InvariantError(f"nodes {other} and {leader} both lead term {state.term}")
+    if state.role is not Role.FOLLOWER:
+        state.become_follower(state.term, leader)
+    state.leader = leader
+    state.election_elapsed = 0
+    # If there was evidence against it, it was wrong; kept, it would make this follower campaign after every
+    # short pause.
+    state.hurried_timeout = 0
+
+
+def on_heartbeat(state: CoreState, message: Heartbeat) -> None:
+    _recognise_leader(state, message.src)
+    state.log.commit_to(message.commit)
+    state.reply(HeartbeatReply(state.node, message.src, state.term, message.round))
+
+
+def on_snapshot(state: CoreState, message: SnapshotChunk) -> None:
+    _recognise_leader(state, message.src)
+    _take_chunk(state, message)
+
+
+def on_append(state: CoreState, message: Append) -> None:
+    _recognise_leader(state, message.src)
+    if state.install is not None:
+        return  # the log is about to be replaced
+    log = state.log
+    if message.prev_index < log.commit:
+        # Late or duplicated: what is committed here matches the leader by definition. Say how far that goes.
+        _accept(state, message.src, log.commit)
+    elif log.matches(message.prev_index, message.prev_term):
+        checked = message.prev_index + len(message.entries)
+        _take_entries(state, message.prev_index, message.entries)
+        # Neither commit nor the answer may go beyond what this message has compared: whatever follows in our
+        # log may be another leader's.
+        log.commit_to(min(message.commit, checked))
+        _accept(state, message.src, checked)
+    else:
+        _reject(state, message)
+
+
+def _take_entries(state: CoreState, prev_index: int, entries: Sequence[Entry]) -> None:
+    log = state.log
+    position = log.first_conflict(prev_index, entries)
+    if position == len(entries):
+        return
+    news = entries[position:] if position else entries
+    changed = False
+    if news[0].index <= log.last_index:
+        log.truncate_from(news[0].index)
+        # Configurations go with their entries; the one before is in force again.
+        changed = state.history.truncate_from(news[0].index)
+    log.append(news)
+    if state.note_memberships(news) or changed:
+        state.membership_changed()
+
+
+def _accept(state: CoreState, leader: NodeId, index: int) -> None:
+    state.reply(AppendReply(state.node, leader, state.term, True, index), index)
+
+
+def _reject(state: CoreState, message: Append) -> None:
+    log = state.log
+    # What is committed matches any leader, so the hint never points below it.
+    hint = max(log.probe_point(min(message.prev_index, log.last_index), message.prev_term), log.commit)
+    reply = AppendReply(state.node, message.src, state.term, False, message.prev_index, hint, log.term(hint))
+    state.reply(reply)

@@ -1,9 +1,9 @@
 """CoreState: all that one node's consensus remembers, and the few primitives every concern needs.
 
-The modules ``election``, ``replication``, ``snapshot`` and ``reconfigure`` are functions over this state, one
-concern each; ``core.RaftCore`` only dispatches to them. Imports go one way:
+The modules ``election``, ``replication`` and ``leading`` are functions over this state, one concern each;
+``core.RaftCore`` only dispatches to them. Imports go one way:
 
-    state  <-  replication  <-  snapshot, reconfigure  <-  leading, following, election  <-  core
+    state  <-  replication  <-  leading  <-  election  <-  core
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class CoreState:
         """Filled on the leader only; this node too when it is a member, so that it counts itself like anyone
         else."""
         self.departing: tuple[NodeId, ...] = ()
-        """Members that the newest configuration leaves out; told once when it is committed."""
+        """Members that the newest configuration leaves out; they hear it once, when it is committed."""
         self.append_wanted = False
         """Send appends at the next poll: everything that arrives between two polls shares its messages."""
         self.uncommitted_bytes = 0

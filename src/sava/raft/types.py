@@ -83,7 +83,7 @@ class Membership(msgspec.Struct, frozen=True, array_like=True):
         return tuple(sorted({*self.voters, *self.outgoing}))
 
     def address(self, node: NodeId) -> str | None:
-        return next((address for member, address in self.addresses if member == node), None)
+        return dict(self.addresses).get(node)
 
 
 class MembershipChange(msgspec.Struct, frozen=True, array_like=True):

@@ -43,11 +43,10 @@ from sava.cluster.writer_maintenance import WriterMaintenance
 from sava.cluster.writers import Writers
 from sava.config import Config, JournalSettings
 from sava.errors import SavaError
+from sava.ledger.endpoint import Generations
 from sava.ledger.failover import Failover, UncleanRecovery
-from sava.ledger.generations import Generations
 from sava.ledger.host import LedgerHost
-from sava.ledger.live_brokers import LedgerAccess, LiveBrokers
-from sava.ledger.records import LedgerRecords
+from sava.ledger.registry import LedgerAccess, LedgerRecords, LiveBrokers
 from sava.ledger.tail_recovery import TailRecovery
 from sava.ledger.writer import LedgerCluster, MirrorOptions
 from sava.metadata.errors import Unavailable

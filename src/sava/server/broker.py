@@ -92,7 +92,7 @@ class Broker:
             replica=replica_config(config),
         )
         transport = TcpTransport(config.auth)
-        self.node = node = await open_node(config.meta_store.data_dir, options, transport, metrics)
+        self.node = node = await open_node(config.meta_store.data_dir, options, transport, metrics.node)
         self._stops.add("consensus node", node.close)
         logs.set_broker(node.info().node)
         node.failed.add_done_callback(self._node_failed)

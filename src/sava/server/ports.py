@@ -10,7 +10,7 @@ from grpc import aio
 from sava.api import danube
 from sava.api.admin.brokers import BrokersService
 from sava.api.admin.cluster import ClusterService, DoctorService, MetaService
-from sava.api.admin.journals import JournalsService
+from sava.api.admin.ledgers import LedgersService
 from sava.api.admin.pipelines import PipelinesService
 from sava.api.admin.replication import ReplicationService
 from sava.api.admin.topics import NamespacesService, SubscriptionsService, TopicsService
@@ -24,7 +24,7 @@ from sava.proto import (
     admin_pb2_grpc,
     brokers_pb2_grpc,
     doctor_pb2_grpc,
-    journals_pb2_grpc,
+    ledgers_pb2_grpc,
     pipelines_pb2_grpc,
     replica_pb2_grpc,
     replication_pb2_grpc,
@@ -137,7 +137,7 @@ def _add_admin_services(plain: aio.Server, parts: BrokerParts) -> None:
     topics_admin_pb2_grpc.add_TopicsServicer_to_server(topics, server)
     topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(parts.topic_parts), server)
     writers_pb2_grpc.add_WritersServicer_to_server(_writers(parts), server)
-    journals = JournalsService(
+    ledgers = LedgersService(
         parts.journals,
         parts.failover,
         parts.losses,
@@ -145,7 +145,7 @@ def _add_admin_services(plain: aio.Server, parts: BrokerParts) -> None:
         parts.forwarder,
         lambda: parts.mirrored.owned,
     )
-    journals_pb2_grpc.add_JournalsServicer_to_server(journals, server)
+    ledgers_pb2_grpc.add_LedgersServicer_to_server(ledgers, server)
     doctor_pb2_grpc.add_DoctorServicer_to_server(_doctor(parts), server)
     pipelines_pb2_grpc.add_PipelinesServicer_to_server(PipelinesService(parts.pipelines), server)
     replication_pb2_grpc.add_ReplicationServicer_to_server(ReplicationService(parts.replication), server)

@@ -65,7 +65,7 @@ from sava.storage.errors import (
     TopicSealed,
 )
 from sava.storage.producers import EpochRequest, Granted, grant
-from sava.storage.source_positions import with_later_chains
+from sava.storage.source_positions import with_later_positions
 from sava.storage.types import EpochTable, OriginMark, ProducerState, Segment, TopicKey, TopicState
 
 T = TypeVar("T")
@@ -197,9 +197,9 @@ class Catalog:
         seals: bool = False,
     ) -> TopicState:
         """Append a verified segment: ``segment.start`` must be ``state.end``. What is said of producers and
-        origins is as of its end. Repeating the same registration succeeds. Chains do not go back (see
-        ``with_later_chains``). ``seals``: nothing exists beyond it; the same as ``seal`` afterwards, in one
-        transaction.
+        origins is as of its end. Repeating the same registration succeeds. Positions of
+        sources do not go back (``with_later_positions``). ``seals``: nothing exists beyond it; the same as
+        ``seal`` afterwards, in one transaction.
 
         Raises Fenced, TopicSealed, DataGap (it begins later, or more follows one that seals), SegmentConflict
         (it begins earlier, with other content)."""
@@ -221,7 +221,7 @@ class Catalog:
             moved = msgspec.structs.replace(
                 state,
                 end=segment.end,
-                producers=with_later_chains(producers, state.producers),
+                producers=with_later_positions(producers, state.producers),
                 origins=tuple(origins),
                 is_clean=False,
                 sealed=seals,
@@ -298,7 +298,7 @@ class Catalog:
                 state,
                 sealed=True,
                 is_clean=False,
-                producers=with_later_chains(producers, state.producers),
+                producers=with_later_positions(producers, state.producers),
                 origins=tuple(origins),
             )
         )

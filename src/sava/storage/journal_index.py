@@ -52,7 +52,7 @@ class FrameDamaged(HostError):
     def __init__(self, topic: str, start: int, end: int, position: int) -> None:
         super().__init__(
             f"topic {topic}: offsets {start}..{end} cannot be read: this broker's journal has no intact "
-            f"record at position {position}. If `sava journals describe` shows mirrors, they have it: stop "
+            f"record at position {position}. If `sava ledgers describe` shows mirrors, they have it: stop "
             "this broker, move its journal directory away and start it again"
         )
         self.topic = topic

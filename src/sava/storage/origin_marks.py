@@ -13,8 +13,8 @@ range.
 
 **Bounded.** Other paths leave holes that no path closes (the origin's offsets between its own messages are
 copies it got from elsewhere). When there are too many, the oldest are forgotten: between two offsets it is
-*vague* what is here. Whatever comes there cannot be judged, with one exception: if a single chain has brought
-everything of the origin so far, what it brings now is new, since a chain brings nothing twice. So an origin
+*vague* what is here. What comes there cannot be judged, with one exception: if a single source has brought
+everything of the origin so far, what it brings now is new, since a source brings nothing twice. So an origin
 with one path never notices.
 
 **Marks.** What a topic remembers of an origin, and what of that goes into the topic's record.
@@ -37,7 +37,7 @@ from sava.storage.types import Late, OriginMark
 
 Numbers = NDArray[np.int64]
 
-NO_CHAIN: Final = 0
+NO_SOURCE: Final = 0
 SEVERAL: Final = -1
 
 
@@ -49,8 +49,8 @@ class SeenOffsets:
     """start, end, start, end, … ascending; ranges neither overlap nor touch."""
     vague: tuple[int, int] = (0, 0)
     """From here to there the ranges were forgotten, and there are none."""
-    by: int = NO_CHAIN
-    """The chain that alone has brought messages, or SEVERAL."""
+    by: int = NO_SOURCE
+    """The source that alone has brought messages, or SEVERAL."""
     top: int = 0
     """Behind the highest offset of a message that is here. The messages before the one that is highest are
     lower, so what comes from here on is in order in the log, too."""
@@ -93,25 +93,25 @@ class SeenOffsets:
             is_new &= is_first
         return is_new
 
-    def unknown(self, offsets: Numbers, chain_id: int) -> int | None:
-        """The first of them of which it cannot be said whether they were seen, if this chain brings them."""
+    def unknown(self, offsets: Numbers, source_key: int) -> int | None:
+        """The first of them of which it cannot be said whether they were seen, if this source brings them."""
         start, end = self.vague
-        if start == end or self.by == chain_id:
+        if start == end or self.by == source_key:
             return None
         found = offsets[(offsets >= start) & (offsets < end)]
         return int(found[0]) if len(found) else None
 
     # -- seeing ------------------------------------------------------------------------------
 
-    def credited(self, chain_id: int, top: int) -> SeenOffsets:
-        """The chain has brought messages below ``top``; which, is said elsewhere."""
-        by = chain_id if self.by in (NO_CHAIN, chain_id) else SEVERAL
+    def credited(self, source_key: int, top: int) -> SeenOffsets:
+        """The source has brought messages below ``top``; which, is said elsewhere."""
+        by = source_key if self.by in (NO_SOURCE, source_key) else SEVERAL
         return replace(self, by=by, top=max(self.top, top))
 
-    def added(self, offsets: Numbers, chain_id: int) -> SeenOffsets:
-        """With messages at these offsets (at least one), which the chain has brought."""
+    def added(self, offsets: Numbers, source_key: int) -> SeenOffsets:
+        """With messages at these offsets (at least one), which the source has brought."""
         ordered = offsets if is_rising(offsets) else np.unique(offsets)
-        return self.credited(chain_id, int(ordered[-1]) + 1)._with(runs(ordered))
+        return self.credited(source_key, int(ordered[-1]) + 1)._with(runs(ordered))
 
     def covered(self, start: int, end: int) -> SeenOffsets:
         """Of everything between it is known now: it is here, or does not come."""

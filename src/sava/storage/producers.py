@@ -41,7 +41,7 @@ than a crowd of clients to bring that about. A forgotten producer gets SequenceG
 a new id. Over a move only the last batch of each is handed on.
 
 Sources of other clusters that are copied into the topic have ids of their own kind. They go another way in
-(``chains``), and are kept here because they are found in the same headers, and handed on with the rest.
+(``sources``), and are kept here because they are found in the same headers, and handed on with the rest.
 
 **Producer epochs.** Which open of a producer's name is the last one.
 
@@ -89,7 +89,7 @@ from typing import Final, NamedTuple
 from sava.errors import CallerError, Outcome, SavaError
 from sava.records import Header
 from sava.storage.errors import SequenceGap
-from sava.storage.source_positions import CHAIN_BIT, SourcePositions, is_chain
+from sava.storage.source_positions import SOURCE_BIT, SourcePositions, is_source_key
 from sava.storage.types import EpochTable, OriginMark, ProducerState
 
 NO_PRODUCER: Final = 0
@@ -148,12 +148,12 @@ class ProducerTable:
 
     def __init__(self, known: Iterable[ProducerState] = (), origins: Iterable[OriginMark] = ()) -> None:
         known = list(known)
-        self.chains = SourcePositions(known, origins)
+        self.sources = SourcePositions(known, origins)
         self._producers: dict[int, _Producer] = {}
         self._orders: tuple[dict[int, None], dict[int, None]] = {}, {}
         """Clients, and writers, by last durable batch, oldest first."""
         for state in sorted(known, key=lambda state: state.last_base_offset):
-            if is_chain(state.producer_id):
+            if is_source_key(state.producer_id):
                 continue
             self._remember(
                 state.producer_id,
@@ -165,8 +165,8 @@ class ProducerTable:
         DuplicateForgotten."""
         if header.producer_id == NO_PRODUCER:
             return None
-        if header.producer_id >= CHAIN_BIT:
-            raise SequenceGap(f"producer {header.producer_id}: no producer has the id of a chain")
+        if header.producer_id >= SOURCE_BIT:
+            raise SequenceGap(f"producer {header.producer_id}: no producer has the key of a source")
         producer = self._producers.get(header.producer_id)
         expected = producer.next_sequence if producer is not None else 0
         if header.base_sequence == expected or begins_run(header.base_sequence, after=expected):
@@ -189,7 +189,7 @@ class ProducerTable:
     def begin(self, header: Header) -> None:
         """The batch (assigned) is on its way to the disk."""
         producer_id, base_sequence = header.producer_id, header.base_sequence
-        if NO_PRODUCER < producer_id < CHAIN_BIT:
+        if NO_PRODUCER < producer_id < SOURCE_BIT:
             producer = self._producers.get(producer_id)
             if producer is None:
                 producer = self._producers[producer_id] = _Producer()
@@ -199,14 +199,14 @@ class ProducerTable:
 
     def commit(self, header: Header) -> None:
         """The oldest batch in flight, which is this producer's, is durable."""
-        if self.chains.unsettled:
-            self.chains.settle(header.next_offset)
-        if NO_PRODUCER < header.producer_id < CHAIN_BIT:
+        if self.sources.unsettled:
+            self.sources.settle(header.next_offset)
+        if NO_PRODUCER < header.producer_id < SOURCE_BIT:
             self._remember(header.producer_id, self._producers[header.producer_id].in_flight.popleft())
 
     def abandon(self) -> None:
         """Nothing that is in flight will be appended."""
-        self.chains.abandon()
+        self.sources.abandon()
         for producer_id, producer in list(self._producers.items()):
             producer.in_flight.clear()
             if not producer.durable:
@@ -214,14 +214,14 @@ class ProducerTable:
 
     def follow(self, header: Header) -> None:
         """A batch that is durable already (recovery, upload)."""
-        if is_chain(header.producer_id):
-            self.chains.follow(header)
+        if is_source_key(header.producer_id):
+            self.sources.follow(header)
         elif header.producer_id != NO_PRODUCER:
             self._remember(header.producer_id, _appended(header))
 
     def adopt(self, newer: ProducerTable) -> None:
         """Take over what a table of the same topic knows of later offsets."""
-        self.chains.adopt(newer.chains)
+        self.sources.adopt(newer.sources)
         for producer_id in newer._remembered():
             theirs = newer._producers[producer_id].durable
             ours = self._producers.get(producer_id)
@@ -236,7 +236,7 @@ class ProducerTable:
             for producer_id in self._remembered()
             if (last := self._producers[producer_id].durable[-1])
         )
-        return clients + self.chains.states()
+        return clients + self.sources.states()
 
     def _remembered(self) -> Iterator[int]:
         """Those of whom something is durable, of each kind the oldest first."""

@@ -1,16 +1,16 @@
 """SourceKeeper: the source positions of a topic. What its memory lacks is fetched when it is needed, and what
 only memory has is written down.
 
-**Learning.** Positions of chains are in frame headers, marks of origins in the messages. The marks of what
+**Learning.** Positions of sources are in frame headers, marks of origins in the messages. The marks of what
 is in segments are in the topic's state; those of the journal's tail are read from its frames, once, before
-the first link is taken: a topic without a link into it never pays for it. Only frames of an earlier opening
-are looked at, for nothing of a chain is accepted before. If the uploader takes such a frame meanwhile, the
-state tells what it held.
+the first append is taken: a topic that nothing is copied into never pays for it. Only frames of an earlier
+opening are looked at, for nothing of a source is accepted before. If the uploader takes such a frame
+meanwhile, the state tells what it held.
 
-**Noting.** A link without messages moves a chain and leaves no frame. While the journal has a tail, the next
-segment carries the position; when everything is in segments, and perhaps nothing will ever be appended (a
-cluster that copies both ways gets back what it sent), it is written into the state by itself, after a pause
-in which more may come.
+**Noting.** An append without messages moves a source and leaves no frame. While the journal has a tail, the
+next segment carries the position; when everything is in segments, and perhaps nothing will ever be appended
+(a cluster that copies both ways gets back what it sent), it is written into the state by itself, after a
+pause in which more may come.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sava.storage.origin_marks import read_marks
 from sava.storage.source_positions import (
     SourcePositions,
     SourceProgress,
-    is_chain,
+    is_source_key,
     learned,
 )
 from sava.storage.uploader import Backlog
@@ -35,7 +35,7 @@ from sava.storage.uploader import Backlog
 _log = logging.getLogger(__name__)
 
 NOTE_S: Final = 1.0
-"""Between a link without messages and the note of it."""
+"""Between an append without messages and the note of it."""
 RETRY_S: Final = 5.0
 _READ_BYTES: Final = 4 << 20
 
@@ -72,14 +72,14 @@ class SourceKeeper:
 
     # -- knowing -----------------------------------------------------------------------------
 
-    async def progress(self, chain_id: int) -> SourceProgress:
+    async def progress(self, source_key: int) -> SourceProgress:
         """How far a source was copied, durably, when what is in flight of it now has come to its end. What
         comes later is not waited for: there may always be more."""
         await self.learned()
-        last = self.positions.last_taken(chain_id)
+        last = self.positions.last_taken(source_key)
         while last and not self.positions.is_settled(last):
             await self._advanced.wait()
-        return self.positions.settled(chain_id)
+        return self.positions.settled(source_key)
 
     # -- learning ----------------------------------------------------------------------------
 
@@ -100,9 +100,9 @@ class SourceKeeper:
             position = state.end
             while position < self._tail_end:
                 batches = await self._journal.read(topic.topic_id, position, _READ_BYTES)
-                links = [batch for batch in batches if is_chain(batch.header.producer_id)]
-                if links:
-                    self.positions.learn(await asyncio.to_thread(learned, self.positions.known(), links))
+                copied = [batch for batch in batches if is_source_key(batch.header.producer_id)]
+                if copied:
+                    self.positions.learn(await asyncio.to_thread(learned, self.positions.known(), copied))
                 if not batches:
                     break
                 position = batches[-1].next_offset
@@ -118,7 +118,7 @@ class SourceKeeper:
     # -- noting ------------------------------------------------------------------------------
 
     def skipped(self) -> None:
-        """A link without messages was taken."""
+        """An append without messages was taken."""
         if self._timer is None:
             self._arm(NOTE_S)
 
@@ -130,7 +130,7 @@ class SourceKeeper:
         self._timer = None
         # If there is a tail, the segment that it becomes carries the positions.
         if self._is_stored() and self._noting is None and self.positions.skips(self._backlog.state.end):
-            self._noting = asyncio.create_task(self._note(), name="sava-chains")
+            self._noting = asyncio.create_task(self._note(), name="sava-sources")
 
     async def _note(self) -> None:
         backlog, path = self._backlog, self._backlog.topic.path
@@ -140,7 +140,7 @@ class SourceKeeper:
             backlog.catch_up_with_skips(end)
             known = backlog.producers
             state = await self._catalog.note(
-                epoch=backlog.epoch, end=end, producers=known.states(), origins=known.chains.origin_marks()
+                epoch=backlog.epoch, end=end, producers=known.states(), origins=known.sources.origin_marks()
             )
             self.positions.keep(state.producers)
         except Fenced as error:
@@ -149,7 +149,7 @@ class SourceKeeper:
         except Exception as error:  # noqa: BLE001 (whatever it is, the note must be tried again)
             pause_s = RETRY_S
             _log.warning(
-                "chains: positions are not noted, will be tried again topic=%s error=%s: %s",
+                "source positions are not stored, retrying topic=%s error=%s: %s",
                 *(path, type(error).__name__, error),
             )
         finally:

@@ -1,37 +1,38 @@
-"""Chains: how far each source has been copied into a topic, and which messages of other clusters it has.
+"""Source positions: how far each source has been copied into a topic, and which messages of other clusters it
+has.
 
-A *source* is one partition of one topic of another cluster. What is copied of it is a chain of links: each
-says which stretch of the source's offsets it stands for, and is taken only where the last one ended.
+A *source* is one partition of one topic of another cluster. It is copied by appends (``SourceAppend``): each
+says for which range of the source's offsets it stands, and is taken only where the last one ended.
 
-    link 0..40   ─▶ taken, the chain is at 40
-    link 40..70  ─▶ taken, the chain is at 70
-    link 40..70  ─▶ refused: the chain is at 70 (repeated: the answer was lost, or two are copying)
-    link 80..90  ─▶ refused: the chain is at 70 (70..80 never came)
+    append 0..40   ─▶ taken, the position is 40
+    append 40..70  ─▶ taken, the position is 70
+    append 40..70  ─▶ refused: the position is 70 (repeated: the answer was lost, or two are copying)
+    append 80..90  ─▶ refused: the position is 70 (70..80 never came)
 
 A refusal names the position, and the copier continues from there. Nothing is trimmed: what overlaps may
-have been cut by a copier that saw other messages in the same stretch. Nothing is skipped: that is how a
-failed link in a row of them would be lost, when those behind it are taken for proof that it came.
+have been cut by a copier that saw other messages in the same range. Nothing is skipped: that is how a
+failed append in a row of them would be lost, when those behind it are taken for proof that it came.
 
-**The position is part of the log.** A chain is a producer with an id of its own kind, and the frame of a link
-has the sequences that end where the stretch ends. So the position is durable exactly when the messages are,
-is found in frame headers at a start, and goes with the topic when it moves. Chains are not forgotten with
-producers that are silent for long: a forgotten one would be a stranger, and begin again.
+**The position is part of the log.** A source is a producer with an id of its own kind (its *key*), and the
+frame of an append has the sequences that end where the range ends. So the position is durable exactly when
+the messages are, is found in frame headers at a start, and goes with the topic when it moves. Sources are not
+forgotten with producers that are silent for long: a forgotten one would be a stranger, and begin again.
 
-A link without messages (none was to be copied, or all had come another way) has no frame. Its end is
-remembered, and written down with the next segment or seal; if the owner dies before, the chain is found where
-it was, and the same stretch brings nothing once more. ``kept`` tells how far a chain certainly is.
+An append without messages (none was to be copied, or all had come another way) has no frame. Its end is
+remembered, and written down with the next segment or seal; if the owner dies before, the position is found
+where it was, and the same range brings nothing once more. ``kept`` says how far the position certainly is.
 
 **Origins.** A message may come on several paths: from where it was published, and from clusters that have a
 copy. For each origin (a topic of the cluster where it was published) the topic has a mark: which offsets of
-it were seen (``seen``). Those are left out. What is in flight counts, so a link says which marks it was made
-for, and is made again when they are others by the time it is its turn:
+it were seen (``seen``). Those are left out. What is in flight counts, so an append says which marks it was
+made for, and is made again when they are others by the time it is its turn:
 
     path 1   origin 50..60 in flight ─▶ seen
-    path 2   has 55: left out; its link goes behind path 1's frame and shares its fate:
+    path 2   has 55: left out; its append goes behind path 1's frame and shares its fate:
     disk full: both fail, 50..60 were not seen, and the path that comes first brings 55
 
-The direct path covers whatever is between its links' ends, messages or not. That it does follows from its
-position, so a link without a frame needs no other record than the position to be remembered as seen.
+The direct path covers whatever is between its appends' ends, messages or not. That it does follows from its
+position, so an append without a frame needs no other record than the position to be remembered as seen.
 
 **Late.** Messages of an origin are in their order in the topic, but for those that one path brings after
 another has brought higher ones. Where those are is remembered, roughly, for reads that look for messages by
@@ -70,9 +71,9 @@ from sava.storage.origin_marks import (
 )
 from sava.storage.types import Late, OriginMark, ProducerState
 
-CHAIN_BIT: Final = 1 << 62
-"""Set in the ids of chains, and in no other producer's."""
-MAX_CHAINS: Final = 1000
+SOURCE_BIT: Final = 1 << 62
+"""Set in the keys of sources, and in no other producer's id."""
+MAX_SOURCES: Final = 1000
 """They are part of the topic's record, as producers are, and are never forgotten. A source that was deleted
 and created again counts as another one."""
 MAX_ORIGINS: Final = 1000
@@ -90,15 +91,15 @@ Marks = Mapping[Origin, SeenOffsets]
 Range = tuple[int, int]
 
 
-class ChainBroken(CallerError):
-    """The link does not continue where the chain is: it repeats, overlaps, leaves something out, or begins
-    a chain that has begun. ``position`` is where the chain continues (with what is in flight)."""
+class SourcePositionMismatch(CallerError):
+    """The append does not begin at the source's position: it repeats, overlaps, leaves something out, or
+    begins a source that has begun. ``position`` is where the source continues (with what is in flight)."""
 
     def __init__(self, link: SourceAppend, is_known: bool, position: int) -> None:
         where = f"continues at {position}" if is_known else "has not begun"
         what = f"its beginning, {link.start}..{link.end}," if link.begin else f"{link.start}..{link.end}"
-        super().__init__(f"chain {link.chain_id}: {what} does not follow: the chain {where}")
-        self.chain_id, self.is_known, self.position = link.chain_id, is_known, position
+        super().__init__(f"source {link.source_key}: {what} does not follow: the source {where}")
+        self.source_key, self.is_known, self.position = link.source_key, is_known, position
 
 
 class TooManySources(CallerError):
@@ -124,15 +125,15 @@ class OriginForgotten(CallerError):
 
 
 class SourceAppend(NamedTuple):
-    """The next piece of a chain."""
+    """The next range of a source."""
 
-    chain_id: int
+    source_key: int
     start: int
     end: int
     begin: bool
     """The source is a stranger, and ``start`` where it begins."""
     batch: RecordBatch | None
-    """Of the chain, with the sequences before ``end``; None: there is nothing to append."""
+    """Of the source, with the sequences before ``end``; None: there is nothing to append."""
     before: Marks
     """Of the origins of all messages of the stretch, as they were when it was decided what is left out."""
     after: Marks
@@ -144,7 +145,7 @@ class SourceAppend(NamedTuple):
 class SourceProgress(NamedTuple):
     is_known: bool
     position: int
-    """Where the chain continues."""
+    """Where the source continues."""
     kept: int
     """Where it would continue if the owner of the topic died now: less only by what brought no messages."""
 
@@ -160,8 +161,8 @@ class _Unsettled:
     link: SourceAppend
 
 
-def is_chain(producer_id: int) -> bool:
-    return producer_id >= CHAIN_BIT
+def is_source_key(producer_id: int) -> bool:
+    return producer_id >= SOURCE_BIT
 
 
 def source_id(cluster_id: str, topic_id: int) -> int:
@@ -181,13 +182,13 @@ def _topic_text(source: int) -> str:
     return f"{source:016x}"
 
 
-def direct_chain(origin: Origin) -> int:
-    """The id of the chain that comes from where the messages were published."""
+def direct_source_key(origin: Origin) -> int:
+    """The key of the source that is where the messages were published."""
     try:
         source = int(origin[1], 16)
     except ValueError:
         return 0
-    return CHAIN_BIT | source if _topic_text(source) == origin[1] else 0
+    return SOURCE_BIT | source if _topic_text(source) == origin[1] else 0
 
 
 class SourcePositions:
@@ -195,33 +196,33 @@ class SourcePositions:
     TopicLog."""
 
     def __init__(self, known: Iterable[ProducerState] = (), marks: Iterable[OriginMark] = ()) -> None:
-        self._kept = {state.producer_id: state for state in known if is_chain(state.producer_id)}
+        self._kept = {state.producer_id: state for state in known if is_source_key(state.producer_id)}
         self._skips: dict[int, ProducerState] = {}
-        """Of chains whose last links had no messages: what is not written down yet."""
+        """Of sources whose last appends had no messages: what is not written down yet."""
         self._marks: dict[Origin, Mark] = {}
         self._direct: dict[int, Origin] = {}
-        """Of chains that come from an origin, which it is; of those of which something was seen."""
+        """Of sources that are an origin themselves, which it is; of those of which something was seen."""
         self.unsettled: deque[_Unsettled] = deque()
         """Links that are taken, and durable or failed later."""
         self._taken = 0
         self._heads: dict[int, _Unsettled] = {}
         self._head_marks: dict[Origin, SeenOffsets] = {}
-        """Where chains and origins are with what is not settled."""
+        """Where sources and origins are with what is not settled."""
         self.learn(read_marks(marks))
 
     # -- knowing -----------------------------------------------------------------------------
 
-    def settled(self, chain_id: int) -> SourceProgress:
+    def settled(self, source_key: int) -> SourceProgress:
         """With what is durable, and nothing that is in flight."""
-        kept = self._kept.get(chain_id)
-        latest = self._skips.get(chain_id, kept)
+        kept = self._kept.get(source_key)
+        latest = self._skips.get(source_key, kept)
         if latest is None:
             return SourceProgress(False, 0, 0)
         return SourceProgress(True, latest.next_sequence, kept.next_sequence if kept is not None else 0)
 
-    def last_taken(self, chain_id: int) -> int:
+    def last_taken(self, source_key: int) -> int:
         """The number of its last link that is in flight; 0 if there is none."""
-        head = self._heads.get(chain_id)
+        head = self._heads.get(source_key)
         return head.number if head is not None else 0
 
     def is_settled(self, number: int) -> bool:
@@ -250,7 +251,7 @@ class SourcePositions:
         seen, or the direct path has passed them. If there is none, holes below the end are not waited for, as
         most are never filled."""
         mark = self._marks.get(origin)
-        direct = self.settled(direct_chain(origin))
+        direct = self.settled(direct_source_key(origin))
         if mark is None:
             return [(0, direct.position)] if direct.position else []
         passed = direct.position if direct.is_known else mark.seen.end
@@ -276,16 +277,16 @@ class SourcePositions:
     # -- taking ------------------------------------------------------------------------------
 
     def check(self, link: SourceAppend) -> None:
-        """Raise ChainBroken, TooManyChains or MarksMoved unless the link is the next one."""
-        head = self._heads.get(link.chain_id)
-        is_known, position, _ = self.settled(link.chain_id)
+        """Raise SourcePositionMismatch, TooManySources or MarksMoved unless the append is the next one."""
+        head = self._heads.get(link.source_key)
+        is_known, position, _ = self.settled(link.source_key)
         if head is not None:
             is_known, position = True, head.link.end
         if link.begin is is_known or (is_known and link.start != position):
-            raise ChainBroken(link, is_known, position)
-        if not is_known and len(self._kept.keys() | self._skips.keys() | self._heads.keys()) >= MAX_CHAINS:
+            raise SourcePositionMismatch(link, is_known, position)
+        if not is_known and len(self._kept.keys() | self._skips.keys() | self._heads.keys()) >= MAX_SOURCES:
             raise TooManySources(
-                f"the topic was copied from {MAX_CHAINS} sources already; copy into a topic that is new"
+                f"the topic was copied from {MAX_SOURCES} sources already; copy into a topic that is new"
             )
         known = self._marks.keys() | self._head_marks.keys()
         if len(known) + sum(origin not in known for origin in link.after) > MAX_ORIGINS:
@@ -300,7 +301,7 @@ class SourcePositions:
         self._taken += 1
         unsettled = _Unsettled(self._taken, log_end, link)
         self.unsettled.append(unsettled)
-        self._heads[link.chain_id] = unsettled
+        self._heads[link.source_key] = unsettled
         room = room_for(len(self._marks))
         self._head_marks.update((origin, seen.trimmed(room)) for origin, seen in link.after.items())
 
@@ -310,14 +311,14 @@ class SourcePositions:
             settled = self.unsettled.popleft()
             log_end, link = settled.log_end, settled.link
             if link.batch is None:
-                self._skips[link.chain_id] = ProducerState(link.chain_id, link.end, link.end, log_end)
+                self._skips[link.source_key] = ProducerState(link.source_key, link.end, link.end, log_end)
             else:
                 header = link.batch.header
                 base_offset = log_end - header.count
-                self._keep(ProducerState(link.chain_id, link.end, header.base_sequence, base_offset))
+                self._keep(ProducerState(link.source_key, link.end, header.base_sequence, base_offset))
             self._settle_marks(link, log_end)
-            if self._heads.get(link.chain_id) is settled:
-                del self._heads[link.chain_id]
+            if self._heads.get(link.source_key) is settled:
+                del self._heads[link.source_key]
         if not self.unsettled:
             self._head_marks.clear()
 
@@ -347,29 +348,29 @@ class SourcePositions:
         )
 
     def keep(self, states: Iterable[ProducerState]) -> None:
-        """Positions that are on record. A chain never goes back; what a direct path has passed was seen."""
+        """Positions that are on record. A source never goes back; what a direct path has passed was seen."""
         for state in states:
             before = self._kept.get(state.producer_id)
-            if is_chain(state.producer_id):
+            if is_source_key(state.producer_id):
                 self._keep(state)
             if before is not None:
                 self.passed_since([before])
 
     def _keep(self, state: ProducerState) -> None:
-        chain_id, position = state.producer_id, state.next_sequence
-        kept = self._kept.get(chain_id)
+        source_key, position = state.producer_id, state.next_sequence
+        kept = self._kept.get(source_key)
         if kept is None or kept.next_sequence < position:
-            self._kept[chain_id] = state
-        skip = self._skips.get(chain_id)
+            self._kept[source_key] = state
+        skip = self._skips.get(source_key)
         if skip is not None and skip.next_sequence <= position:
-            del self._skips[chain_id]
+            del self._skips[source_key]
 
     def adopt(self, newer: SourcePositions) -> None:
         """Take over what a table of the same topic knows of positions."""
         self.keep(newer._kept.values())
-        for chain_id, skip in newer._skips.items():
-            if self.settled(chain_id).position < skip.next_sequence:
-                self._skips[chain_id] = skip
+        for source_key, skip in newer._skips.items():
+            if self.settled(source_key).position < skip.next_sequence:
+                self._skips[source_key] = skip
 
     def passed_since(self, states: Iterable[ProducerState]) -> None:
         """What direct paths have passed since these positions was seen."""
@@ -386,20 +387,20 @@ class SourcePositions:
 
     def _mark(self, origin: Origin, mark: Mark) -> None:
         if origin not in self._marks:
-            self._direct[direct_chain(origin)] = origin
+            self._direct[direct_source_key(origin)] = origin
             self._marks[origin] = mark
         self._marks[origin] = mark.bounded(len(self._marks))
 
 
-def with_later_chains(
+def with_later_positions(
     reported: Iterable[ProducerState], known: Iterable[ProducerState]
 ) -> tuple[ProducerState, ...]:
-    """The reported states, but no chain at an earlier position than was known. The reporter may have it from
+    """The reported states, but no source at an earlier position than was known. The reporter may have it from
     frames alone, and a link without messages has none; the copier may know the later position, and the
     source may have let go of everything before it."""
     positions = {state.producer_id: state for state in reported}
     for state in known:
-        if is_chain(state.producer_id):
+        if is_source_key(state.producer_id):
             found = positions.get(state.producer_id)
             if found is None or found.next_sequence < state.next_sequence:
                 positions[state.producer_id] = state
@@ -410,7 +411,7 @@ def with_later_chains(
 
 
 def learned(known: Mapping[Origin, Mark], batches: Sequence[RecordBatch]) -> dict[Origin, Mark]:
-    """What these frames of chains add to what is known. Pure.
+    """What these frames of sources add to what is known. Pure.
 
     A frame does not say where its stretch began: what a direct path has passed before the first message here
     follows from positions (``SourcePositions.keep``)."""
@@ -423,7 +424,7 @@ def learned(known: Mapping[Origin, Mark], batches: Sequence[RecordBatch]) -> dic
             lowest, top = span(offsets)
             if not is_in_order(seen, offsets):
                 late = (*late, Late(header.base_offset, header.next_offset, lowest, top))
-            if direct_chain(origin) == header.producer_id:
+            if direct_source_key(origin) == header.producer_id:
                 first = firsts.setdefault(origin, lowest)
                 seen = seen.credited(header.producer_id, top).covered(first, header.next_sequence)
             else:

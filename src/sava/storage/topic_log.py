@@ -175,7 +175,7 @@ class TopicLog:
             catalog,
             state,
             held_bytes=parts.journal.holdings.index(topic.topic_id).bytes_from(state.end),
-            skips=producers.chains.skips,
+            skips=producers.sources.skips,
             registered=self._registered,
             caught_up=lambda: self._marker.soon(),
             fenced=self.fence,
@@ -189,8 +189,8 @@ class TopicLog:
             is_quiet=self._is_quiet,
             fence=self.fence,
         )
-        self.chains = SourceKeeper(
-            producers.chains,
+        self.sources = SourceKeeper(
+            producers.sources,
             backlog=self._backlog,
             journal=parts.journal,
             catalog=catalog,
@@ -287,27 +287,27 @@ class TopicLog:
         return self._outcome_of(known) if known is not None else self._queue(batch)
 
     async def extend(self, link: SourceAppend) -> asyncio.Future[int]:
-        """Accept the next link of a chain; the future is done when it, and everything before it, is durable.
-        Waits and raises as ``begin``, and ChainBroken, TooManyChains, MarksMoved."""
-        chains = self._producers.chains
-        await self.chains.learned()
+        """Accept the next range of a source; the future is done when it and everything before it is durable.
+        Waits and raises as ``begin``, and SourcePositionMismatch, TooManySources, MarksMoved."""
+        sources = self._producers.sources
+        await self.sources.learned()
         self._check_accepting()
-        chains.check(link)
+        sources.check(link)
         if link.batch is None:
             return self._skip(link)
         await self._admit(link.batch.header.length)
-        chains.check(link)
+        sources.check(link)
         future = self._queue(link.batch)
-        chains.begin(link, self._assigned)
+        sources.begin(link, self._assigned)
         return future
 
     def _skip(self, link: SourceAppend) -> asyncio.Future[int]:
-        """A link without messages. What it left out may be in flight: it fails with that."""
-        self._producers.chains.begin(link, self._assigned)
-        self.chains.skipped()
+        """An append without messages. What it left out may be in flight: it fails with that."""
+        self._producers.sources.begin(link, self._assigned)
+        self.sources.skipped()
         if self._in_flight:
             return self._in_flight[-1].future
-        self._producers.chains.settle(self._durable)
+        self._producers.sources.settle(self._durable)
         return _done(self._durable)
 
     async def _admit(self, size: int) -> None:
@@ -532,7 +532,7 @@ class TopicLog:
                 epoch=self.epoch,
                 end=self._durable,
                 producers=known.states(),
-                origins=known.chains.origin_marks(),
+                origins=known.sources.origin_marks(),
             )
         except RetryableError:
             self._is_seal_in_doubt = was_in_doubt  # this one had no effect; an earlier one still may
@@ -577,13 +577,13 @@ class TopicLog:
         self.uploaded_bytes += segment.size
         self._segments.registered(segment)
         self.maintenance.registered()
-        self._producers.chains.keep(self._backlog.state.producers)
+        self._producers.sources.keep(self._backlog.state.producers)
 
     def _let_go(self) -> None:
         self._marker.close()
         self.epochs.close(self._fence or TopicClosed(f"topic {self.topic.path} is closed on this broker"))
         self.maintenance.close()
-        self.chains.close()
+        self.sources.close()
         self._parts.uploader.backlogs.discard(self._backlog)
         self._recent.drop()
         self._tell()

@@ -73,7 +73,7 @@ class Late(msgspec.Struct, frozen=True, array_like=True):
 
 class OriginMark(msgspec.Struct, frozen=True, array_like=True):
     """What the topic has of the messages of a topic of another cluster, where they were published (see
-    ``seen`` and ``chains``)."""
+    ``seen`` and ``sources``)."""
 
     cluster: str
     topic: str

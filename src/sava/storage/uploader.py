@@ -54,7 +54,7 @@ from sava.storage.segment import write_segment
 from sava.storage.source_positions import (
     Origin,
     SourcePositions,
-    is_chain,
+    is_source_key,
     learned,
 )
 from sava.storage.types import OriginMark, ProducerState, Segment, TopicState
@@ -113,7 +113,7 @@ class Backlog:
         self.producers = ProducerTable(state.producers, state.origins)
         """As of ``state.end``."""
         self._skips = skips
-        """Positions of chains as of an end that no frame has."""
+        """Positions of sources as of an end that no frame has."""
         self.held_bytes = held_bytes
         self.since = time.monotonic()
         self.flushes = 0
@@ -150,7 +150,7 @@ class Backlog:
 
     def catch_up_with_skips(self, end: int) -> None:
         """What is known of producers is as of this end but for them."""
-        self.producers.chains.keep(self._skips(end))
+        self.producers.sources.keep(self._skips(end))
 
     def registered(self, state: TopicState, written: _Written) -> None:
         self._moved(state, self.held_bytes - written.taken_bytes)
@@ -347,7 +347,7 @@ class Uploader:
     async def _write(self, backlog: Backlog) -> _Written:
         batches = await self._collect(backlog)
         headers = [batch.header for batch in batches]
-        marks = await marks_of(batches, backlog.producers.chains, self.threads)
+        marks = await marks_of(batches, backlog.producers.sources, self.threads)
         writing = write_segment(
             self._store,
             backlog.topic,
@@ -358,12 +358,12 @@ class Uploader:
         del batches  # once encoded, they are not held while the object is on its way
         segment = await writing
         self._saw_store(None)
-        backlog.producers.chains.learn(marks)
+        backlog.producers.sources.learn(marks)
         for header in headers:
             backlog.producers.follow(header)
         backlog.catch_up_with_skips(segment.end)
         taken_bytes = sum(header.length for header in headers)
-        origins = backlog.producers.chains.origin_marks()
+        origins = backlog.producers.sources.origin_marks()
         return _Written(segment, backlog.producers.states(), origins, taken_bytes)
 
     async def _collect(self, backlog: Backlog) -> list[RecordBatch]:
@@ -380,11 +380,11 @@ class Uploader:
 
 
 async def marks_of(
-    batches: Sequence[RecordBatch], chains: SourcePositions, threads: Executor | None
+    batches: Sequence[RecordBatch], sources: SourcePositions, threads: Executor | None
 ) -> Mapping[Origin, Mark]:
-    """What these batches, which follow what the chains know, add to the marks of origins. Messages are looked
-    at for it, on another thread, if there are any of chains."""
-    links = [batch for batch in batches if is_chain(batch.header.producer_id)]
-    if not links:
+    """What these batches, which follow what is known of the sources, add to the marks of origins. Messages of
+    sources are looked at for it, on another thread."""
+    copied = [batch for batch in batches if is_source_key(batch.header.producer_id)]
+    if not copied:
         return {}
-    return await asyncio.get_running_loop().run_in_executor(threads, learned, chains.known(), links)
+    return await asyncio.get_running_loop().run_in_executor(threads, learned, sources.known(), copied)

@@ -117,13 +117,13 @@ class SubscriptionCursor:
     def unacked(self, start: int, end: int) -> list[Range]:
         return self._acked.gaps(max(start, self._next), end)
 
-    def told(self, chain_id: int) -> int:
+    def told(self, source_key: int) -> int:
         """See ``CursorRecord``."""
-        return self._told.get(chain_id, 0)
+        return self._told.get(source_key, 0)
 
-    def tell(self, chain_id: int, offset: int) -> None:
-        if offset > self.told(chain_id):
-            self._told[chain_id] = offset
+    def tell(self, source_key: int, offset: int) -> None:
+        if offset > self.told(source_key):
+            self._told[source_key] = offset
             self._change()
 
     def seek(self, offset: int) -> None:

@@ -129,7 +129,7 @@ async def translate(
     log: TopicLog, cursor: int, own: Origin, acks: Iterable[OriginAcks], places: Places
 ) -> tuple[Range, ...]:
     """The offsets here, from the cursor on, of what is acked. ``own``: as others call this topic."""
-    await log.chains.learned()
+    await log.sources.learned()
     acked = {each.origin: IntervalSet([(0, each.cursor), *each.ranges]) for each in acks}
     acked = {origin: ranges for origin, ranges in acked.items() if ranges}
     firsts = (
@@ -174,7 +174,7 @@ class _Search:
         """Where there may be acked messages that are not in order, from the offset here on."""
         spots = IntervalSet()
         for origin, ranges in self._acked.items():
-            for each in self._log.chains.positions.late(origin):
+            for each in self._log.sources.positions.late(origin):
                 if ranges.within(each.lowest, each.top):
                     spots.add(each.start, each.end)
         return spots.within(start, self._log.next_offset)
@@ -210,7 +210,7 @@ class _Search:
             del self._awaited[origin]
 
     def _is_in_order(self, origin: Origin, batch: RecordBatch) -> bool:
-        late = self._log.chains.positions.late(origin)
+        late = self._log.sources.positions.late(origin)
         return not any(each.start < batch.next_offset and batch.base_offset < each.end for each in late)
 
 
@@ -235,10 +235,10 @@ class Said(NamedTuple):
 async def by_origin(log: TopicLog, acked: IntervalSet, own: Origin, *, at_once: int = AT_ONCE) -> Said:
     """What is acked, as others understand it. ``covered`` is less than all if that is too much to look at;
     the rest is for another time."""
-    await log.chains.learned()
+    await log.sources.learned()
     found: dict[Origin, IntervalSet] = {}
     covered = acked
-    if acked and log.chains.positions.has_origins:  # otherwise there is nothing but its own
+    if acked and log.sources.positions.has_origins:  # otherwise there is nothing but its own
         end = await _collect(log, acked, found, at_once)
         covered = IntervalSet(acked.within(0, end))
     if covered:

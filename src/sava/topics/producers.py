@@ -69,7 +69,7 @@ class AccessMode(Enum):
 
 
 def producer_id(topic_id: int, name: str) -> int:
-    """62 bits (the next one is that of chains), never 0 (which is no producer)."""
+    """62 bits (the next one is that of sources), never 0 (which is no producer)."""
     digest = hashlib.blake2b(f"{topic_id}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2 or 1
 

@@ -1,8 +1,8 @@
 """SourceCopier: one source, a partition of a topic of another cluster, that is copied into a topic here.
 
 Any number of brokers may copy the same source into the same topic at once: the topic takes only one of two
-records that begin at the same source position (``storage.chains``), and the other copier learns what the
-position is. So a copier holds nothing that would have to be handed on, and needs no lease.
+records that begin at the same source position (``storage.source_positions``), and the other copier learns
+what the position is. So a copier holds nothing that would have to be handed on, and needs no lease.
 
 Ranges of the source follow one another without waiting: the next one is taken while those before it are on
 their way to the disk. When one is refused, the ones behind it do not follow any more, and are refused as
@@ -41,10 +41,9 @@ from sava.records import BatchTooLarge, RecordBatch
 from sava.storage.errors import Fenced
 from sava.storage.origin_marks import Numbers, SeenOffsets, is_in_order, numbers, span
 from sava.storage.source_positions import (
-    CHAIN_BIT,
     ORIGIN_TOPIC,
     PATH,
-    ChainBroken,
+    SOURCE_BIT,
     Marks,
     MarksChanged,
     Origin,
@@ -52,6 +51,7 @@ from sava.storage.source_positions import (
     Origins,
     Range,
     SourceAppend,
+    SourcePositionMismatch,
     SourceProgress,
     origin_topic,
     origins_of,
@@ -116,14 +116,14 @@ class SourceCopier:
 
     async def progress(self) -> SourceProgress:
         """Durable; when what is on its way now, from any copier, has come to its end."""
-        return await self._log.chains.progress(self.source.chain_id)
+        return await self._log.sources.progress(self.source.key)
 
     async def begin(self, given: SourceRange) -> asyncio.Future[Copied]:
         """Take the range, after which its place in the topic is fixed; to be called for one after another.
         The future is done when it is durable, and fails with what becomes known later.
 
-        Raises ChainBroken; MessageInvalid, BatchCorrupt, MessageTooLarge, SchemaRefused; LimitReached,
-        TopicMoved, TopicClosed, DiskFull. Records of it that were taken before the error stay."""
+        Raises SourcePositionMismatch; MessageInvalid, BatchCorrupt, MessageTooLarge, SchemaRefused;
+        LimitReached, TopicMoved, TopicClosed, DiskFull. What was taken before the error stays."""
         size = sum(batch.header.length for batch in given.batches)
         read = partial(CheckedRange, self.source, given, self._cluster)
         pieces = await asyncio.to_thread(read) if size > SMALL else read()
@@ -132,7 +132,7 @@ class SourceCopier:
         start, appended = given.start, 0
         future: asyncio.Future[int] | None = None
         while future is None or start < given.end:
-            cut = partial(pieces.cut, start, self._log.chains.positions.marks(pieces.origins))
+            cut = partial(pieces.cut, start, self._log.sources.positions.marks(pieces.origins))
             records = await asyncio.to_thread(cut) if size > SMALL else cut()
             try:
                 for record in records:
@@ -140,7 +140,7 @@ class SourceCopier:
                     future = await self._publisher.begin_checked(record.batch, self._check, enter)
                     start = record.end
                     appended += len(record.batch) if record.batch is not None else 0
-            except ChainBroken:
+            except SourcePositionMismatch:
                 self._copies.refused += 1
                 raise
             except MarksChanged:
@@ -174,7 +174,7 @@ class SourceCopier:
         copies.appended += appended
         copies.duplicates += duplicates
         copies.loops += loops
-        kept = self._log.chains.positions.settled(self.source.chain_id).kept
+        kept = self._log.sources.positions.settled(self.source.key).kept
         outcome.set_result(Copied(end, kept, appended, duplicates, loops))
 
 
@@ -192,9 +192,9 @@ class Source(NamedTuple):
     topic_id: int
 
     @property
-    def chain_id(self) -> int:
+    def key(self) -> int:
         """The same for every broker that copies it, and under whatever name."""
-        return CHAIN_BIT | source_id(self.cluster_id, self.topic_id)
+        return SOURCE_BIT | source_id(self.cluster_id, self.topic_id)
 
     @property
     def origin(self) -> Origin:
@@ -290,17 +290,17 @@ class CheckedRange:
             return list(self._records(start, start, given.end, marks, kept))
         begin = given.begin and start == given.start
         after = self._covered(marks, start, given.end)
-        return [SourceAppend(self._source.chain_id, start, given.end, begin, None, marks, after)]
+        return [SourceAppend(self._source.key, start, given.end, begin, None, marks, after)]
 
     def _records(
         self, first: int, start: int, end: int, before: Marks, kept: Sequence[_Kept]
     ) -> Iterator[SourceAppend]:
         """``first``: where the cut begins."""
-        chain_id = self._source.chain_id
+        source_key = self._source.key
         count = sum(len(each.batch) for each in kept)
         try:
             frame = RecordBatch.joined(
-                [each.batch for each in kept], producer_id=chain_id, base_sequence=end - count
+                [each.batch for each in kept], producer_id=source_key, base_sequence=end - count
             )
         except BatchTooLarge:
             if len(kept) == 1:
@@ -314,7 +314,7 @@ class CheckedRange:
         begin = self._given.begin and start == self._given.start
         after = self._covered(kept[-1].seen, first, end)
         yield SourceAppend(
-            chain_id, start, end, begin, frame, before, after, _hulls(each.late for each in kept)
+            source_key, start, end, begin, frame, before, after, _hulls(each.late for each in kept)
         )
 
     def _covered(self, marks: Marks, start: int, end: int) -> dict[Origin, SeenOffsets]:
@@ -347,9 +347,9 @@ class CheckedRange:
             if not is_in_order(marks[origin], offsets):
                 late[origin] = lowest, top
             if origin == self._source.origin:  # where they are is covered with the record
-                marks[origin] = marks[origin].credited(self._source.chain_id, top)
+                marks[origin] = marks[origin].credited(self._source.key, top)
             else:
-                marks[origin] = marks[origin].added(offsets, self._source.chain_id)
+                marks[origin] = marks[origin].added(offsets, self._source.key)
         if sum(map(len, chosen)) == len(piece.offsets):
             return None
         together = pa.concat_arrays(chosen) if chosen else pa.array([], pa.int64())
@@ -358,7 +358,7 @@ class CheckedRange:
     def _new(self, origin: Origin, places: Any, offsets: Numbers, seen: SeenOffsets) -> tuple[Any, Numbers]:
         if seen.is_beyond(offsets):
             return places, offsets
-        unknown = seen.unknown(offsets, self._source.chain_id)
+        unknown = seen.unknown(offsets, self._source.key)
         if unknown is not None:
             raise OriginForgotten(str(self._source), origin, unknown, seen.vague)
         is_new = seen.new(offsets)

@@ -199,7 +199,7 @@ class Topic:
         read; what was published by then stays, and the next call continues behind it."""
         await self._staged.publish(stage, run)
 
-    async def open_chain(self, source: Source) -> SourceCopier:
+    async def open_source(self, source: Source) -> SourceCopier:
         """To copy a source into this topic. Raises TopicMismatch, ProducerBusy, and what keeps it from being
         known how much of it is here."""
         if self.log is None:
@@ -209,11 +209,11 @@ class Topic:
             )
         check = partial(self.producers.check_shared, str(source))
         check()
-        chain = SourceCopier(
+        copier = SourceCopier(
             source, self._publisher, self.log, self.copies, cluster=self._cluster, check=check
         )
-        await chain.progress()
-        return chain
+        await copier.progress()
+        return copier
 
     # -- subscribing -------------------------------------------------------------------------
 
@@ -290,23 +290,23 @@ class Topic:
         ``since`` was said already."""
         subscriptions = self._need_reliable()
         assert self.log is not None
-        chains = self.log.chains
-        await chains.learned()
+        sources = self.log.sources
+        await sources.learned()
         # First: what comes while the log is looked through is for the next time.
-        position = chains.positions.settled(source.chain_id).position
-        arrived = {each.origin: chains.positions.arrived(each.origin) for each in acks}
+        position = sources.positions.settled(source.key).position
+        arrived = {each.origin: sources.positions.arrived(each.origin) for each in acks}
         await subscriptions.ensure(check_unreserved(subscription), kind)
         found = subscriptions.need(subscription)
         ranges = await translate(self.log, found.cursor_offset, own, acks, self._places)
         left = left_over(acks, own, arrived)
-        if found.told(source.chain_id) < since or any(each.origin != source.origin for each in left):
+        if found.told(source.key) < since or any(each.origin != source.origin for each in left):
             told = 0  # where the source has those is not known: a caller that forgets them must look again
         elif left:
             told = min(told, 0 if left[0].cursor else left[0].ranges[0][0])
         found = subscriptions.need(subscription)
-        found.settle(ranges, source.chain_id, told)
+        found.settle(ranges, source.key, told)
         await subscriptions.acks_stored(subscription)
-        return AppliedAcks(position, left, found.told(source.chain_id))
+        return AppliedAcks(position, left, found.told(source.key))
 
     async def read_acks(self, subscription: str, known: Sequence[Range], own: Origin) -> ReadAcks:
         """What is acked here, as others understand it, apart from what they know. ``known``: offsets here.

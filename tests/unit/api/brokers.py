@@ -83,17 +83,17 @@ class Scripted(rpc.StreamsServicer):
             raise TopicMoved(name)
 
     async def Offsets(self, request: pb.OffsetsRequest, context: Any) -> pb.OffsetsResponse:  # noqa: N802
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             self.need(request.topic, context)
             return await self.offsets(request, context)
 
     async def Read(self, request: pb.ReadRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             self.need(request.topic, context)
             await self.read(request, context)
 
     async def Publish(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             first = await context.read()
             self.need(first.open.topic, context)
             await context.write(pb.PublishResponse(opened=pb.ProducerOpened(producer_id=self.broker)))

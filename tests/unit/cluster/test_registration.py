@@ -266,7 +266,7 @@ async def test_back_within_a_ttl_it_replaces_its_former_life_and_is_never_seen_g
     assert second != first
     assert (batch := await anext(watch.__aiter__())).events[0].kv is not None
     assert len(batch.events) == 1
-    await until(lambda: store.machine.lease(first) is None)
+    await until(lambda: store.machine.leases.by_id.get(first) is None)
     assert written(store) == registration(1, second)
     await now.close()
     assert (await anext(watch.__aiter__())).events[0].kv is None
@@ -285,7 +285,7 @@ async def test_a_registration_whose_answer_was_lost_is_replaced(store: FaultySto
     here = registrar(store)
     incarnation = await registered(here)
     assert written(store) == registration(1, incarnation)
-    await until(lambda: len(list(store.machine.leases())) == 1)
+    await until(lambda: len(list(store.machine.leases)) == 1)
     await here.close()
 
 

@@ -10,7 +10,7 @@ from obstore.store import MemoryStore
 from sava.doctor.findings import Level
 from sava.doctor.observation import BrokerSeen, Contact, Observation
 from sava.doctor.visit import judged
-from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, journals_pb2, topics_admin_pb2
+from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, ledgers_pb2, topics_admin_pb2
 from sava.storage.objectstore import PROBES_PREFIX, ObjectStore, probe
 from tests.unit.doctor.sights import broker, cluster, only, troubles
 
@@ -254,8 +254,8 @@ def test_of_many_subscriptions_the_worst_are_named() -> None:
 @pytest.mark.parametrize(
     ("metric", "text", "way_out"),
     [
-        ("sava_journal_refusing", "it refuses messages", "sava journals list"),
-        ("sava_journal_recoveries_waiting", "1 journals of brokers that are gone", "sava journals recover"),
+        ("sava_ledger_refusing", "it refuses messages", "sava ledgers list"),
+        ("sava_ledger_recoveries_waiting", "1 ledgers of brokers that are gone", "sava ledgers recover"),
     ],
 )
 def test_what_a_journal_says_of_itself(metric: str, text: str, way_out: str) -> None:
@@ -265,17 +265,17 @@ def test_what_a_journal_says_of_itself(metric: str, text: str, way_out: str) -> 
     assert way_out in troubles(seen)[0].remedy
 
 
-def journal(owner: int, *, there: set[int], state: str = "open") -> journals_pb2.Journal:
+def journal(owner: int, *, there: set[int], state: str = "open") -> ledgers_pb2.Ledger:
     """On the disks of three brokers, of which two must have a message."""
     holders = range(owner, owner + 3)
-    return journals_pb2.Journal(
+    return ledgers_pb2.Ledger(
         broker_id=owner,
         incarnation=7,
         state=state,
         write_quorum=3,
         ack_quorum=2,
         members=[
-            journals_pb2.JournalMember(
+            ledgers_pb2.LedgerMember(
                 storage_id=f"disk-{each}",
                 broker_id=each if each in there else 0,
                 is_owner=each == owner,
@@ -284,7 +284,7 @@ def journal(owner: int, *, there: set[int], state: str = "open") -> journals_pb2
             for each in holders
         ],
         fragments=[
-            journals_pb2.JournalFragment(
+            ledgers_pb2.LedgerFragment(
                 start=512, storage_ids=[f"disk-{each}" for each in holders], ack_quorum=2
             )
         ],
@@ -298,15 +298,15 @@ def lost_owner(*, there: set[int]) -> Observation:
     seen.brokers.append(BrokerSeen(listed=gone))
     seen.topics = [topics_admin_pb2.TopicSummary(name="/default/a", state="orphan", broker_id=4)]
     seen.second = {"/default/a": topics_admin_pb2.TopicDescription(state="orphan")}
-    seen.journals = [journal(1, there={1, 2, 3}), journal(4, there=there)]
+    seen.ledgers = [journal(1, there={1, 2, 3}), journal(4, there=there)]
     return seen
 
 
 def test_two_disks_of_a_journal_are_gone() -> None:
     found = troubles(lost_owner(there={6}))
-    assert [finding.check for finding in found] == ["reachability", "orphaned tails", "journals"]
+    assert [finding.check for finding in found] == ["reachability", "orphaned tails", "ledgers"]
     for finding in found:
-        assert "`sava journals recover 4/7`" in finding.remedy
+        assert "`sava ledgers recover 4/7`" in finding.remedy
         assert "start" in finding.remedy
     assert "of the 3 disks that hold its end 1 are there (not disk-4, disk-5)" in found[-1].text
 
@@ -314,14 +314,14 @@ def test_two_disks_of_a_journal_are_gone() -> None:
 def test_two_disks_of_a_journal_are_gone_and_its_broker_is_back_with_the_third() -> None:
     """A majority was gone for so long that the broker lost its registration, and its journal was ended."""
     seen = cluster()
-    seen.journals = [journal(1, there={1}, state="recovering")]
-    only(seen, Level.ERROR, "journals", "of the 3 disks that hold its end 1 are there (not disk-2, disk-3)")
+    seen.ledgers = [journal(1, there={1}, state="recovering")]
+    only(seen, Level.ERROR, "ledgers", "of the 3 disks that hold its end 1 are there (not disk-2, disk-3)")
 
 
 @pytest.mark.parametrize("state", ["open", "recovering"])
 def test_a_journal_that_is_recovered_by_itself_needs_nobody(state: str) -> None:
     seen = lost_owner(there={5, 6})
-    seen.journals[1].state = state
+    seen.ledgers[1].state = state
     found = troubles(seen)
     assert [finding.check for finding in found] == ["reachability", "orphaned tails"]
     assert "when its topics have gone to others" in found[0].remedy
@@ -331,34 +331,34 @@ def test_a_journal_that_is_recovered_by_itself_needs_nobody(state: str) -> None:
 def test_a_journal_that_cannot_be_stored_is_no_matter_of_waiting() -> None:
     """The object store was gone when a broker died: its topics wait for the store."""
     seen = lost_owner(there={5, 6})
-    seen.journals[1].state = "closed"
+    seen.ledgers[1].state = "closed"
     seen.brokers[0].store = doctor_pb2.StoreProbe(url="s3://x", error="refused")
     [told] = [finding for finding in troubles(seen) if finding.check == "orphaned tails"]
     assert "mend the object store first" in told.remedy
-    seen.journals[1].error = "cannot put topics/a: refused"
+    seen.ledgers[1].error = "cannot put topics/a: refused"
     [told] = [finding for finding in troubles(seen) if finding.check == "orphaned tails"]
-    assert "journal 4/7, and cannot be stored: cannot put topics/a: refused" in told.remedy
+    assert "ledger 4/7, and cannot be stored: cannot put topics/a: refused" in told.remedy
 
 
 def test_a_journal_that_was_closed_needs_one_disk_that_holds_it() -> None:
     seen = cluster()
-    seen.journals = [journal(4, there={6}, state="closed")]
+    seen.ledgers = [journal(4, there={6}, state="closed")]
     assert troubles(seen) == []
-    seen.journals = [journal(4, there=set(), state="closed")]
+    seen.ledgers = [journal(4, there=set(), state="closed")]
     [told] = troubles(seen)
-    assert (told.check, told.subject) == ("journals", "journal 4/7")
+    assert (told.check, told.subject) == ("ledgers", "ledger 4/7")
     assert "none of the disks that hold all of it is there" in told.text
-    assert "`sava journals recover 4/7`" in told.remedy
+    assert "`sava ledgers recover 4/7`" in told.remedy
 
 
 def test_what_was_not_looked_at_is_not_known() -> None:
     seen = cluster()
-    seen.topics_error = seen.journals_error = seen.pipelines_error = seen.links_error = "no majority"
+    seen.topics_error = seen.ledgers_error = seen.pipelines_error = seen.links_error = "no majority"
     seen.greetings = {}
     found = troubles(seen)
     assert [(finding.level, finding.check) for finding in found] == [
         (Level.ERROR, "topics"),
-        (Level.NOTE, "journals"),
+        (Level.NOTE, "ledgers"),
         (Level.NOTE, "subscriptions"),
         (Level.NOTE, "pipelines"),
         (Level.NOTE, "replication"),

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sava.ledger.live_brokers import PeerUnreachable
 from sava.ledger.protocol import (
     Check,
     CheckAnswer,
@@ -26,6 +25,7 @@ from sava.ledger.protocol import (
     WriteBack,
 )
 from sava.ledger.recoverer import parse
+from sava.ledger.registry import PeerUnreachable
 from sava.wal import LocalDisk, Log, LogOptions
 
 

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self, cast
 
-from sava.ledger.generations import Generations
+from sava.ledger.endpoint import Generations
 from sava.ledger.host import LedgerHost
-from sava.ledger.live_brokers import LiveBroker, LiveBrokers
 from sava.ledger.protocol import LedgerId, LedgerRecord, StorageId
-from sava.ledger.records import LedgerRecords
 from sava.ledger.recoverer import Recoverer
+from sava.ledger.registry import LedgerRecords, LiveBroker, LiveBrokers
 from sava.ledger.wire import LedgerSession
 from sava.ledger.writer import LedgerCluster, MirrorOptions
 from sava.peer_connection import (

@@ -15,7 +15,6 @@ from sava.cluster.records import LedgerUnknown, NotController, NothingToAbandon,
 from sava.cluster.view import ClusterView
 from sava.ledger import failover as failover_module
 from sava.ledger.failover import Failover, LossReport, UncleanRecovery
-from sava.ledger.live_brokers import LedgerAccess, LiveBrokers, PeerUnreachable
 from sava.ledger.protocol import (
     LedgerId,
     LedgerState,
@@ -26,8 +25,8 @@ from sava.ledger.protocol import (
     WriteBack,
 )
 from sava.ledger.protocol import record as steps
-from sava.ledger.records import LedgerRecords
 from sava.ledger.recoverer import Recoverer
+from sava.ledger.registry import LedgerAccess, LedgerRecords, LiveBrokers, PeerUnreachable
 from sava.ledger.tail_recovery import TailRecovery
 from sava.metadata.commands import Put
 from sava.records import RecordBatch

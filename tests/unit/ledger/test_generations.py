@@ -15,8 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from sava.ledger import writer as owner_host
-from sava.ledger.generations import Generation, Generations
-from sava.ledger.live_brokers import LiveBroker, PeerUnreachable
+from sava.ledger.endpoint import Generation, Generations
 from sava.ledger.mirror_log import MirrorFiles
 from sava.ledger.protocol import (
     Fence,
@@ -28,6 +27,7 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol.record import LedgerFenced
+from sava.ledger.registry import LiveBroker, PeerUnreachable
 from sava.ledger.writer import MirrorOptions
 from sava.storage.commit_queue import NotCommittable
 from sava.tasks import cancelled
@@ -42,7 +42,7 @@ from tests.unit.ledger.hosts import (
 
 
 async def has_all(mirror: Host, owner: Host, end: int) -> None:
-    copy = mirror.mirrored.copies.copy(owner.id)
+    copy = mirror.mirrored.copies.logs.get(owner.id)
     assert copy is not None
     await until(lambda: copy.member.durable_end >= end, "the mirror has all")
 
@@ -103,7 +103,7 @@ async def test_the_bytes_are_on_their_way_while_the_own_disk_syncs(
         real, go_on = log._file.sync, threading.Event()
         monkeypatch.setattr(log._file, "sync", lambda: (go_on.wait(20), real())[1])
         waiting = owner.append(1)
-        state = mirror.mirrored.copies.copy(owner.id)
+        state = mirror.mirrored.copies.logs.get(owner.id)
         assert state is not None
         await until(lambda: state.member.durable_end >= log.end > log.durable_end, "the mirror has it first")
         assert not waiting.done()
@@ -122,7 +122,7 @@ async def test_a_mirror_that_was_away_catches_up_from_the_log(tmp_path: Path) ->
         for offset in range(1, 200):
             await owner.append(offset, size=2000)
         away.gate.heal()
-        owned, copy = owner.mirrored.owned, away.mirrored.copies.copy(owner.id)
+        owned, copy = owner.mirrored.owned, away.mirrored.copies.logs.get(owner.id)
         assert owned is not None
         assert copy is not None
         end = owner.journal._log.durable_end
@@ -262,7 +262,7 @@ async def test_mirrors_that_have_joined_since_they_were_last_counted_are_enough(
     """Schedule: the journal begins, and nobody has joined yet when its mirrors are counted for the first
     time. They join; the broker is busy, and does not count them again for more than the time of grace. A
     message was refused: two disks must have it, and only three can be reached."""
-    monkeypatch.setattr(owner_host, "TEND_S", FAR_S)
+    monkeypatch.setattr(owner_host, "PASS_S", FAR_S)
     async with Hosts(3, tmp_path) as hosts:
         await hosts.begin()
         owner = hosts[0]
@@ -495,7 +495,7 @@ async def test_trimmed_here_is_trimmed_on_the_mirrors(tmp_path: Path) -> None:
         owned = owner.mirrored.owned
         assert owned is not None
         for mirror in hosts[1], hosts[2]:
-            copy = mirror.mirrored.copies.copy(owner.id)
+            copy = mirror.mirrored.copies.logs.get(owner.id)
             assert copy is not None
             files = copy.files
             await until(partial(_is_trimmed, files, owned.owner), "it has let go")
@@ -505,7 +505,7 @@ async def test_trimmed_here_is_trimmed_on_the_mirrors(tmp_path: Path) -> None:
 async def test_a_record_goes_when_all_of_its_journal_is_in_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sava.ledger.host.TIDY_S", 0.05)
+    monkeypatch.setattr("sava.ledger.host.FORGET_S", 0.05)
     async with Hosts(3, tmp_path, options=OPTIONS) as hosts:
         await hosts.begin()
         owner = hosts[0]
@@ -744,7 +744,7 @@ async def test_a_disk_that_hangs_with_the_end_of_a_life_does_not_hold_the_event_
             await until(disk.has_hung.is_set, "the end is being written down")
             assert not losing.done()
         await losing
-        generation = generations.get(host.incarnation)
+        generation = generations.known.get(host.incarnation)
         assert generation is not None
         assert generation.end == host.journal._end
         assert [each.end for each in Generations(LocalDisk(host.path))] == [generation.end]
@@ -802,10 +802,12 @@ async def test_changes_of_a_life_that_are_under_way_together_keep_each_other(tmp
             generations.change(1, lambda generation: generation and replace(generation, fence=7))
         )
         await cancelled(first)
-        assert generations.get(1) == Generation(incarnation=1, start=100), "what is not durable is not known"
+        assert generations.known.get(1) == Generation(incarnation=1, start=100), (
+            "what is not durable is not known"
+        )
     await second
     expected = Generation(incarnation=1, start=100, end=300, fence=7)
-    assert generations.get(1) == expected
+    assert generations.known.get(1) == expected
     assert list(Generations(LocalDisk(tmp_path))) == [expected]
 
 

@@ -145,7 +145,7 @@ def _tear(path: Path, acked_end: int, rng: Random) -> None:
 async def test_what_was_acknowledged_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr("sava.ledger.host.TIDY_S", 0.02)
+    monkeypatch.setattr("sava.ledger.host.FORGET_S", 0.02)
     rng = Random(seed)
     async with Hosts(3, tmp_path, options=MirrorOptions(mirror_timeout_s=0.5)) as hosts:
         await hosts.begin()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from sava.ledger.live_brokers import LiveBroker, choose
 from sava.ledger.protocol import StorageId
+from sava.ledger.registry import LiveBroker, choose
 
 
 def disk(broker: int, rack: str = "", mirrored: int = 0) -> LiveBroker:

@@ -211,7 +211,7 @@ async def test_what_is_written_back_continues_the_copy(tmp_path: Path) -> None:
         )
         assert read.data == owner.data[owner.positions[5] : owner.positions[7]]
         # The same bytes again, and more: what was damaged here is repaired.
-        copy = copies.copy(JOURNAL)
+        copy = copies.logs.get(JOURNAL)
         assert copy is not None
         _spoil(tmp_path, owner.positions[8] - part.position + 50)
         more = owner.append(7, 18)
@@ -288,7 +288,7 @@ async def test_a_full_disk_takes_nothing_and_goes_on_when_there_is_room(
         said = await joined(copies, owner)
         copies.receive(owner.origin, owner.append(0, 10), said)
         await said.the_next(Durable)
-        copy = copies.copy(JOURNAL)
+        copy = copies.logs.get(JOURNAL)
         assert copy is not None
         real, is_full = MirrorFiles._write, True
 

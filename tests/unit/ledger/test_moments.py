@@ -27,7 +27,7 @@ TOPIC = TopicKey("default", "orders", 1)
 
 
 def durable_end(mirror: Host, owner: Host) -> int:
-    copy = mirror.mirrored.copies.copy(owner.id)
+    copy = mirror.mirrored.copies.logs.get(owner.id)
     return copy.member.durable_end if copy is not None else 0
 
 

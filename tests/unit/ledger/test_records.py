@@ -8,7 +8,7 @@ import pytest
 
 from sava.ledger.protocol import LedgerId, StorageId
 from sava.ledger.protocol import record as steps
-from sava.ledger.records import (
+from sava.ledger.registry import (
     LedgerRecordChanged,
     LedgerRecordCorrupt,
     LedgerRecords,

@@ -22,8 +22,8 @@ from sava.ledger.protocol import (
     WriteBack,
 )
 from sava.ledger.protocol import record as steps
-from sava.ledger.records import LedgerRecordChanged, LedgerRecords
 from sava.ledger.recoverer import Recoverer
+from sava.ledger.registry import LedgerRecordChanged, LedgerRecords
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
 from tests.support.waiting import PATIENCE_S

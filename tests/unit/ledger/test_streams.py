@@ -101,7 +101,7 @@ async def test_a_broken_connection_is_made_anew_and_nothing_is_missing(tmp_path:
             await asyncio.wait_for(owner.append(offset), PATIENCE_S)
         stream = owned._streams[mirror.storage]
         assert stream.connects >= 4
-        copy = mirror.mirrored.copies.copy(owner.id)
+        copy = mirror.mirrored.copies.logs.get(owner.id)
         assert copy is not None
         end = owner.journal._log.durable_end
         start = copy.files.note.base
@@ -118,7 +118,7 @@ async def test_no_more_is_under_way_than_the_window(tmp_path: Path) -> None:
         await hosts.begin()
         owner, slow = hosts[0], hosts[2]
         await owner.append(0)
-        copy = slow.mirrored.copies.copy(owner.id)
+        copy = slow.mirrored.copies.logs.get(owner.id)
         assert copy is not None
         real = copy._pump
         copy._pump = lambda **_: None  # type: ignore[method-assign]

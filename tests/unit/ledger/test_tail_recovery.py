@@ -17,8 +17,8 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol import record as steps
-from sava.ledger.records import LedgerRecords
 from sava.ledger.recoverer import BytesMissing, parse
+from sava.ledger.registry import LedgerRecords
 from sava.ledger.tail_recovery import (
     WAVE,
     NotClosed,

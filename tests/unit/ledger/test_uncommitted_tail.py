@@ -19,7 +19,7 @@ async def test_a_void_part_stays_void_after_the_journal_is_forgotten(
     and ends before the frame. The owner comes back and gives the frame's offset out anew. Everything of the
     former journal is in segments by now, so its record goes. The owner is killed and starts again: its log
     still holds the frame that was cut off, before the one that took its offset."""
-    monkeypatch.setattr("sava.ledger.host.TIDY_S", 0.05)
+    monkeypatch.setattr("sava.ledger.host.FORGET_S", 0.05)
     async with Hosts(3, tmp_path) as hosts:
         await hosts.begin()
         owner = hosts[0]

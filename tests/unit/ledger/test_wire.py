@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sava.ledger.live_brokers import LiveBroker, PeerUnreachable
 from sava.ledger.protocol import (
     Durable,
     Fence,
@@ -21,6 +20,7 @@ from sava.ledger.protocol import (
     StorageId,
     WriteBack,
 )
+from sava.ledger.registry import LiveBroker, PeerUnreachable
 from sava.ledger.wire import (
     LedgerAnswer,
     LedgerRequest,

@@ -24,7 +24,7 @@ from sava.metadata.peer import (
     decode_envelope,
     encode_envelope,
 )
-from sava.metadata.replica.replica import Replica, ReplicaConfig
+from sava.metadata.replica.replica import Process, Replica, ReplicaConfig, ReplicaDisk
 from sava.raft.core import Status
 from sava.raft.types import CoreConfig, Membership, NodeId, SnapshotMeta
 from sava.wal.errors import DiskFailed, DiskFull
@@ -162,15 +162,9 @@ class Machine:
         seed = Random(f"core-{self.name}-{self.state.incarnation}")
         self.nonce = seed.getrandbits(62)
         self.replica_or_none = Replica(
-            node=self.state.node,
-            address=self.address,
-            incarnation=self.state.incarnation,
-            nonce=self.nonce,
-            config=self.config,
-            recovered=self.state.recovered,
-            writer=self.writer,
-            snapshots=self.state.snapshots,
-            saver=self.saver,
+            Process(self.state.node, self.address, self.state.incarnation, self.nonce),
+            self.config,
+            ReplicaDisk(self.state.recovered, self.writer, self.state.snapshots, self.saver.save),
             send=lambda envelopes: self.world.send(self, envelopes),
             fail=self.failures.append,
             rng=seed,

@@ -75,7 +75,7 @@ class Steps:
         return [kv.key for kv in self.machine.range(prefix)[0]]
 
     def generation(self, lease: int) -> int:
-        found = self.machine.lease(lease)
+        found = self.machine.leases.by_id.get(lease)
         assert found is not None
         return found.generation
 

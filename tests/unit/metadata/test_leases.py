@@ -69,8 +69,8 @@ def test_expiry_deletes_exactly_the_keys_of_the_lease_under_one_revision() -> No
         (2, "/a", None),
         (2, "/b", None),
     ]
-    assert steps.machine.lease(mine) is None
-    assert steps.machine.lease(other) is not None
+    assert steps.machine.leases.by_id.get(mine) is None
+    assert steps.machine.leases.by_id.get(other) is not None
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,6 @@ def test_a_lease_holds_its_keys_in_order_also_after_a_restart() -> None:
         steps.put(f"/{name}", b"", lease)
     steps.delete("/b")
     for node in (steps, steps.restarted()):
-        found = node.machine.lease(lease)
+        found = node.machine.leases.by_id.get(lease)
         assert found is not None
         assert found.keys == ["/a", "/c", "/d"]

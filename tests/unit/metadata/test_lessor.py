@@ -31,7 +31,7 @@ class Leader(Steps):
     def leases(self, count: int) -> list[int]:
         for _ in range(count):
             self.at(0, LeaseGrant(TTL))
-        return [lease.lease for lease in self.machine.leases()]
+        return [lease.lease for lease in self.machine.leases]
 
     def due(self, now_ms: int) -> list[int]:
         return [expiry.lease for expiry in self.lessor.due(now_ms)]
@@ -223,10 +223,10 @@ def test_never_early_in_a_random_life(seed: int) -> None:
     for _ in range(2_000):
         now += rng.randrange(400)
         roll = rng.random()
-        alive = [lease.lease for lease in leader.machine.leases()]
+        alive = [lease.lease for lease in leader.machine.leases]
         if roll < 0.05 and len(alive) < 12:
             leader.at(now, LeaseGrant(TTL))
-            heard[[lease.lease for lease in leader.machine.leases()][-1]] = now
+            heard[[lease.lease for lease in leader.machine.leases][-1]] = now
         elif roll < 0.55 and alive:
             lease = rng.choice(alive)
             if leader.lessor.keep_alive(lease, now) is None:

@@ -54,7 +54,7 @@ async def test_keep_alive_from_another_lease_does_not_help() -> None:
     store.advance(900)
     await store.keep_alive(lives)
     store.advance(900)
-    assert [lease.lease for lease in store.machine.leases()] == [lives]
+    assert [lease.lease for lease in store.machine.leases] == [lives]
     with pytest.raises(LeaseNotFound):
         await store.put("/a", b"", lease=dies)
 

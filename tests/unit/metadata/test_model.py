@@ -153,7 +153,7 @@ def test_the_machine_does_what_the_model_does(commands: list[Txn]) -> None:
         if isinstance(applied.result, TxnResult | BatchResult):
             assert applied.result.revision == model.revision
         assert list(machine.range("/")[0]) == [model.kvs[key] for key in sorted(model.kvs)]
-    attached = {x.lease: (x.generation, x.keys) for x in machine.leases()}
+    attached = {x.lease: (x.generation, x.keys) for x in machine.leases}
     assert attached == {
         lease: (generation, sorted(kv.key for kv in model.kvs.values() if kv.lease == lease))
         for lease, generation in model.leases.items()

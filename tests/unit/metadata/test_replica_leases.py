@@ -119,7 +119,7 @@ def test_a_keep_alive_that_meets_an_expiry_in_the_log_is_decided_by_the_log() ->
 def test_an_expiry_with_an_old_generation_has_no_effect() -> None:
     """m21: proposed by hand with a generation that was touched since."""
     world, leader, _follower, lease = three()
-    held = leader.replica.machine.lease(lease)
+    held = leader.replica.machine.leases.by_id.get(lease)
     assert held is not None
     reply = world.answer(leader.propose(LeaseExpire(lease, held.generation + 1)))
     assert isinstance(reply, Committed)

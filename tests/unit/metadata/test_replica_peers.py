@@ -51,7 +51,7 @@ def heartbeat(world: World, src: Machine, dst: Machine) -> Envelope:
     [
         ({"cluster": "another"}, "cluster"),
         ({"dst": NodeId(99)}, "addressee"),
-        ({"incarnation": 0}, "earlier life"),
+        ({"incarnation": 0}, "earlier incarnation"),
         ({"nonce": 5}, "conflict"),
     ],
 )

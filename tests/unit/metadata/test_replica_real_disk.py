@@ -12,14 +12,14 @@ from sava.metadata.commands import Put, Txn
 from sava.metadata.identity import NodeState, cluster_id_of, open_state
 from sava.metadata.machine.state_machine import FrozenState
 from sava.metadata.peer import Bootstrap, Committed, Propose, Reply
-from sava.metadata.replica.replica import Replica, ReplicaConfig
+from sava.metadata.replica.replica import Process, Replica, ReplicaConfig, ReplicaDisk
 from sava.raft.types import Membership, SnapshotMeta
 from sava.wal.disk import LocalDisk
 from sava.wal.writer import Writer
 from tests.support.waiting import PATIENCE_S
 
 
-class Process:
+class RealNode:
     """One life of a node on a real directory; the test's thread is its event loop."""
 
     def __init__(self, path: Path) -> None:
@@ -28,15 +28,9 @@ class Process:
         self.writer = Writer(self.state.log, deliver=self.completions.put)
         self.failures: list[BaseException] = []
         self.replica = Replica(
-            node=self.state.node,
-            address="a:1",
-            incarnation=self.state.incarnation,
-            nonce=1,
-            config=ReplicaConfig(snapshot_entries=50),
-            recovered=self.state.recovered,
-            writer=self.writer,
-            snapshots=self.state.snapshots,
-            saver=self,
+            Process(self.state.node, "a:1", self.state.incarnation, nonce=1),
+            ReplicaConfig(snapshot_entries=50),
+            ReplicaDisk(self.state.recovered, self.writer, self.state.snapshots, self.save),
             send=lambda _: None,
             fail=self.failures.append,
             rng=Random(2),
@@ -62,7 +56,7 @@ class Process:
 
 
 def test_two_lives_on_a_real_directory(tmp_path: Path) -> None:
-    first = Process(tmp_path)
+    first = RealNode(tmp_path)
     node = first.state.node
     membership = Membership(voters=(node,), addresses=((node, "a:1"),))
     first.replica.bootstrap(Bootstrap(cluster_id_of([node]), membership), lambda _: None)
@@ -77,7 +71,7 @@ def test_two_lives_on_a_real_directory(tmp_path: Path) -> None:
     digest = first.replica.machine.digest()
     first.close()
 
-    second = Process(tmp_path)
+    second = RealNode(tmp_path)
     second.run_until(lambda: second.replica.is_leader)
     assert second.replica.machine.digest() == digest
     assert second.replica.status().keys == 200

@@ -379,8 +379,8 @@ def test_callers_that_give_up_leave_nothing_behind() -> None:
         lonely.cancel(machines[0].put("/x", "2").ticket)
         world.pass_time(200)
         assert all(isinstance(box.reply, Failed) for box in boxes)
-    requests = lonely._requests
+    requests = lonely.requests
     assert len(requests._pending) <= 1, "at most the opening of a session"
-    assert len(requests._waiting) <= 1
-    assert not lonely._router.reads._arrived
+    assert len(requests.waiting) <= 1
+    assert not lonely._router.reads.arrived
     assert not lonely._router._session._backlog

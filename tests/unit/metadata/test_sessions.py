@@ -17,8 +17,8 @@ from sava.metadata.commands import (
     Txn,
     encode,
 )
-from sava.metadata.machine.sessions import Session
 from sava.metadata.machine.state_machine import Limits
+from sava.metadata.machine.tables import Session
 from tests.unit.metadata.steps import Steps
 
 COUNT = Txn(then=(AllocateId("/n"),))
@@ -61,7 +61,7 @@ def test_s65_a_duplicated_grant_is_one_lease() -> None:
     assert steps.apply(LeaseGrant(9_000), session=session, seq=1) == steps.apply(
         LeaseGrant(9_000), session=session, seq=1
     )
-    assert len(list(steps.machine.leases())) == 1
+    assert len(list(steps.machine.leases)) == 1
 
 
 def test_requests_of_one_session_may_arrive_out_of_order() -> None:

@@ -75,7 +75,7 @@ async def test_requests_and_answers_go_over_the_raft_port(listener: RaftListener
     for epoch in range(1, 50):
         answer = await asyncio.wait_for(answers.get(), PATIENCE_S)
         assert answer == LedgerAnswer(epoch, FenceAnswer(JOURNAL, HERE, epoch, None))
-    link.abort()
+    link.connection.abort()
     await asyncio.wait_for(disk.forgotten.wait(), PATIENCE_S)
 
 
@@ -95,7 +95,7 @@ async def test_a_request_to_a_closed_handle_ends_its_connection_and_nothing_else
     """The journal's owner sends to a mirror from the middle of an append. uvloop had closed the handle
     without a word: the error went to the journal, and the stream waited for an end that nothing told it."""
     link, handle = LedgerConnection(lambda _: None), ClosedHandle()
-    link._connection.connection_made(handle)
+    link.connection.connection_made(handle)
     handle.is_dead = True
     link.send(LedgerRequest(0, HERE, Fence(JOURNAL, HERE, 1)))
     assert "writing failed" in await asyncio.wait_for(link.is_gone, PATIENCE_S)
@@ -107,5 +107,5 @@ async def test_a_connection_that_stands_as_its_deadline_passes_is_not_given_to_i
         async with asyncio.timeout(0.05):
             await link.open(Dialer(None, lambda: "c"), late)
     assert StallsAtFirst.accepted == 1, "the connection stood"
-    assert link._connection._transport is None
-    assert not link._connection.is_open
+    assert link.connection._transport is None
+    assert not link.connection.is_open

@@ -39,7 +39,7 @@ class Replica(rpc.ReplicaServicer):
     async def Append(self, requests: Any, context: Any) -> AsyncIterator[pb.AppendResponse]:  # noqa: N802
         async for request in requests:
             if request.HasField("open"):
-                yield pb.AppendResponse(opened=pb.ChainOpened())
+                yield pb.AppendResponse(opened=pb.SourceOpened())
             else:
                 self.asked.set()
 

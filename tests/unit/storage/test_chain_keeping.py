@@ -12,7 +12,7 @@ from sava.storage import source_keeping
 from sava.storage.catalog import Catalog
 from sava.storage.errors import Fenced
 from sava.storage.source_positions import (
-    CHAIN_BIT,
+    SOURCE_BIT,
     SourceAppend,
     SourcePositions,
     SourceProgress,
@@ -22,7 +22,7 @@ from tests.support.messages import write
 from tests.support.storage import TOPIC, Cluster, append_each, wake
 from tests.support.topics import until
 
-CHAIN = CHAIN_BIT | 5
+CHAIN = SOURCE_BIT | 5
 
 
 @pytest.fixture
@@ -78,13 +78,13 @@ async def test_a_position_is_noted_while_the_topic_is_at_rest(
         log = await broker.open_topic(TOPIC, epoch=1)
         for start in (0, 10, 20):
             await (await log.extend(skip(start, start + 10)))
-        await until(lambda: log.chains.positions.settled(CHAIN) == SourceProgress(True, 30, 30))
+        await until(lambda: log.sources.positions.settled(CHAIN) == SourceProgress(True, 30, 30))
     state = await cluster.catalog().load()
     assert state is not None
     assert state.is_clean
     async with cluster.broker("b") as broker:
         log = await broker.open_topic(TOPIC, epoch=2)
-        assert await log.chains.progress(CHAIN) == SourceProgress(True, 30, 30)
+        assert await log.sources.progress(CHAIN) == SourceProgress(True, 30, 30)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ async def test_a_note_that_failed_is_made_again(
     async with cluster.broker() as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
         await (await log.extend(skip(0, 10)))
-        await until(lambda: log.chains.positions.settled(CHAIN).kept == 10)
+        await until(lambda: log.sources.positions.settled(CHAIN).kept == 10)
         assert not failures
 
 
@@ -121,7 +121,7 @@ async def test_a_position_behind_a_tail_is_carried_by(
         log = await broker.open_topic(TOPIC, epoch=1)
         await append_each(log, 0, 3)
         await (await log.extend(skip(0, 10)))
-        assert log.chains.positions.settled(CHAIN).kept == 0
+        assert log.sources.positions.settled(CHAIN).kept == 0
         if is_sealed:
             await log.seal()
         else:
@@ -129,7 +129,7 @@ async def test_a_position_behind_a_tail_is_carried_by(
         state = await cluster.catalog().load()
         assert state is not None
         assert ProducerState(CHAIN, 10, 10, 3) in state.producers
-        assert is_sealed or log.chains.positions.settled(CHAIN).kept == 10
+        assert is_sealed or log.sources.positions.settled(CHAIN).kept == 10
 
 
 async def test_a_link_without_messages_is_refused_by_a_topic_that_is_closed_or_fenced(

@@ -23,7 +23,7 @@ from sava.storage.origin_marks import (
     seen,
 )
 from sava.storage.producers import MAX_PRODUCERS, MAX_WRITERS
-from sava.storage.source_positions import MAX_CHAINS, MAX_ORIGINS
+from sava.storage.source_positions import MAX_ORIGINS, MAX_SOURCES
 from sava.storage.types import Late, OriginMark, ProducerState, TopicState
 
 TOP = 40
@@ -121,7 +121,7 @@ def test_a_full_record_fits_into_the_store() -> None:
             for n in range(origins)
         )
         assert sum(len(each.late) for each in marks) <= MAX_LATE
-        count = MAX_PRODUCERS + MAX_WRITERS + MAX_CHAINS
+        count = MAX_PRODUCERS + MAX_WRITERS + MAX_SOURCES
         producers = tuple(ProducerState((1 << 62) + n, far, far, far) for n in range(count))
         state = TopicState(topic_id=1, epoch=1, storage_id="a", producers=producers, origins=marks)
         assert len(msgspec.json.encode(state)) < 1 << 20

@@ -11,7 +11,7 @@ import pytest
 
 from sava.storage import source_positions
 from sava.storage.broker_storage import StorageOptions
-from sava.storage.source_positions import ChainBroken, SourceProgress, TooManySources
+from sava.storage.source_positions import SourcePositionMismatch, SourceProgress, TooManySources
 from sava.storage.topic_log import TopicLog
 from sava.topics.errors import MessageInvalid
 from sava.topics.source_copier import Copied, CopyCounts, SourceCopier
@@ -71,7 +71,7 @@ async def test_whatever_does_not_follow_is_refused_with_the_position(
     copies = CopyCounts()
     chain = await chain_into(log, eu.source, cluster.metadata, copies)
     await copy(chain, eu, 0, 20, begin=True)
-    with pytest.raises(ChainBroken) as refused:
+    with pytest.raises(SourcePositionMismatch) as refused:
         await chain.begin(eu.stretch(start, end, begin=begin))
     assert (refused.value.is_known, refused.value.position) == (True, 20)
     assert copies.refused == 1
@@ -82,7 +82,7 @@ async def test_whatever_does_not_follow_is_refused_with_the_position(
 async def test_a_stranger_must_say_that_it_begins(cluster: Cluster, log: TopicLog) -> None:
     eu = Origins("eu").publish(5)
     chain = await chain_into(log, eu.source, cluster.metadata)
-    with pytest.raises(ChainBroken) as refused:
+    with pytest.raises(SourcePositionMismatch) as refused:
         await chain.begin(eu.stretch(0, 5))
     assert not refused.value.is_known
     assert log.next_offset == 0
@@ -110,7 +110,7 @@ async def test_a_failed_stretch_in_a_row_of_several_takes_those_behind_it_along(
         assert await chain.progress() == SourceProgress(True, 3, 3)
         sim.set_capacity(None)
         for late in (4, 5):
-            with pytest.raises(ChainBroken):
+            with pytest.raises(SourcePositionMismatch):
                 await chain.begin(eu.stretch(late, late + 1))
         for again in (3, 4, 5):
             while True:
@@ -119,7 +119,7 @@ async def test_a_failed_stretch_in_a_row_of_several_takes_those_behind_it_along(
                     break
                 except DiskFull:  # until the journal has seen that there is room
                     await asyncio.sleep(0)
-        with pytest.raises(ChainBroken):
+        with pytest.raises(SourcePositionMismatch):
             await chain.begin(eu.stretch(3, 4))
         assert await contents(log) == eu.payloads[:6]
 
@@ -134,7 +134,7 @@ async def test_a_stretch_in_the_middle_that_is_refused_leaves_the_ones_behind_it
     bad = eu.stretch(3, 4)._replace(offsets=[3, 3])
     with pytest.raises(MessageInvalid):
         await chain.begin(bad)
-    with pytest.raises(ChainBroken):
+    with pytest.raises(SourcePositionMismatch):
         await chain.begin(eu.stretch(4, 5))
     await copy(chain, eu, 3, 5)
     assert await contents(log) == eu.payloads[:5]
@@ -160,7 +160,7 @@ async def test_two_that_copy_at_once_share_the_work_without_knowing(cluster: Clu
                     position = end
                     if position == 400:
                         break
-            except ChainBroken:
+            except SourcePositionMismatch:
                 pass
             await asyncio.gather(*under_way)
             await asyncio.sleep(0)
@@ -190,7 +190,7 @@ async def test_somebody_who_never_pauses_does_not_keep_the_position_from_others(
     eu = Origins("eu").publish(4000)
     chain = await chain_into(log, eu.source, cluster.metadata)
     under_way = await chain.begin(eu.stretch(0, 1, begin=True))
-    asked = asyncio.create_task(log.chains.progress(eu.source.chain_id))
+    asked = asyncio.create_task(log.sources.progress(eu.source.key))
     for start in range(1, 4000):
         following = await chain.begin(eu.stretch(start, start + 1))
         await under_way  # and the next one is on its way already
@@ -249,7 +249,7 @@ async def test_chains_are_not_forgotten_for_producers_and_are_bounded(
     cluster: Cluster, log: TopicLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sava.storage.producers.MAX_PRODUCERS", 3)
-    monkeypatch.setattr(source_positions, "MAX_CHAINS", 2)
+    monkeypatch.setattr(source_positions, "MAX_SOURCES", 2)
     many = [Origins("eu", topic_id).publish(2) for topic_id in (1, 2, 3)]
     for each in many[:2]:
         await copy(await chain_into(log, each.source, cluster.metadata), each, 0, 1, begin=True)
@@ -294,7 +294,7 @@ async def test_a_stretch_without_messages_moves_the_chain_and_is_noted_soon(
         await log._parts.uploader.flush(log._backlog, 5)
         assert await copy(chain, eu, 5, 20) == Copied(20, 5, 0, 0, 0)
         assert await chain.progress() == SourceProgress(True, 20, 5)
-        await until(lambda: log.chains.positions.settled(eu.source.chain_id).kept == 20)
+        await until(lambda: log.sources.positions.settled(eu.source.key).kept == 20)
     async with cluster.broker("b") as broker:  # on another disk: all is in segments, and so at rest
         state = await cluster.catalog().load()
         assert state is not None
@@ -328,7 +328,7 @@ async def test_a_stretch_without_messages_that_nobody_noted_is_sent_once_more(cl
         log = await broker.open_topic(TOPIC, epoch=2)
         chain = await chain_into(log, eu.source, cluster.metadata)
         assert await chain.progress() == SourceProgress(True, 5, 5)
-        with pytest.raises(ChainBroken):
+        with pytest.raises(SourcePositionMismatch):
             await chain.begin(eu.stretch(20, 30))
         await copy(chain, eu, 5, 30)
         assert await contents(log) == eu.payloads
@@ -378,7 +378,7 @@ async def test_a_lost_answer_is_found_out_by_asking(cluster: Cluster) -> None:
     async with cluster.broker(disk=killed) as broker:
         log = await broker.open_topic(TOPIC, epoch=2)
         chain = await chain_into(log, eu.source, cluster.metadata)
-        with pytest.raises(ChainBroken) as refused:
+        with pytest.raises(SourcePositionMismatch) as refused:
             await chain.begin(eu.stretch(0, 6, begin=True))
         assert refused.value.position == 6
         await copy(chain, eu, 6, 10)

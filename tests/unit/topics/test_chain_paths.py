@@ -78,7 +78,7 @@ async def test_a_message_that_only_the_slow_direct_path_has_is_not_taken_for_a_d
         copied = await copy(direct, eu, 90, 121)
         assert (copied.appended, copied.duplicates) == (1, 30)
         assert await contents(log) == [*eu.payloads[:95], *eu.payloads[96:], eu.payloads[95]]
-        assert log.chains.positions.marks([eu.source.origin])[eu.source.origin].ranges == [(0, 121)]
+        assert log.sources.positions.marks([eu.source.origin])[eu.source.origin].ranges == [(0, 121)]
 
 
 async def test_history_that_a_relay_brings_is_taken_when_the_direct_path_began_later(
@@ -109,7 +109,7 @@ async def test_what_the_direct_path_passes_without_messages_leaves_no_hole(
             await log._parts.uploader.flush(log._backlog, 5)
         await copy(chain, eu, 5, 20)
         if how == "the note":
-            await until(lambda: log.chains.positions.settled(eu.source.chain_id).kept == 20)
+            await until(lambda: log.sources.positions.settled(eu.source.key).kept == 20)
         elif how == "the seal":
             await log.seal()
         else:
@@ -118,8 +118,8 @@ async def test_what_the_direct_path_passes_without_messages_leaves_no_hole(
             await log._parts.uploader.flush(log._backlog, 15)
     async with cluster.broker("b" if how == "the seal" else "a", options=options) as broker:
         log = await broker.open_topic(TOPIC, epoch=2)
-        await log.chains.learned()
-        found = log.chains.positions.marks([eu.source.origin])[eu.source.origin]
+        await log.sources.learned()
+        found = log.sources.positions.marks([eu.source.origin])[eu.source.origin]
         assert found.ranges == [(0, 20 if how in ("the note", "the seal") else 30)]
 
 
@@ -154,7 +154,7 @@ async def test_what_cannot_be_judged_is_refused_with_the_way_out(
     assert (await direct.progress()).position == 50
     assert sorted(await contents(log)) == sorted({*eu.payloads[:50], *asia.payloads})
     # Somebody agrees to go on without: then what the direct path has passed is not waited for.
-    end = log.chains.positions.marks([eu.source.origin])[eu.source.origin].vague[1]
+    end = log.sources.positions.marks([eu.source.origin])[eu.source.origin].vague[1]
     await (await direct.begin(eu.stretch(50, end)._replace(batches=(), offsets=())))
     copied = await copy(direct, eu, end, 200)
     assert copied.appended == sum(offset % 3 == 52 % 3 for offset in range(end, 200))

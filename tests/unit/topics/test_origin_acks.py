@@ -326,11 +326,13 @@ async def test_acks_of_what_the_direct_path_will_bring_are_left_until_it_has(tmp
         relayed = await chain_into(log, relay.source, cluster.metadata)
         await (await relayed.begin(relay.stretch(0, 120, begin=True)))
         acks = [OriginAcks(EU, 110, [])]
-        assert log.chains.positions.arrived(EU) == [(0, 121)], "nobody brings the rest, as far as is known"
+        assert log.sources.positions.arrived(EU) == [(0, 121)], "nobody brings the rest, as far as is known"
         await (await direct.begin(eu.stretch(10, 90, begin=True)))
-        assert left_over(acks, OWN, {EU: log.chains.positions.arrived(EU)}) == [OriginAcks(EU, 0, [(95, 96)])]
+        assert left_over(acks, OWN, {EU: log.sources.positions.arrived(EU)}) == [
+            OriginAcks(EU, 0, [(95, 96)])
+        ]
         await (await direct.begin(eu.stretch(90, 121)))
-        assert not left_over(acks, OWN, {EU: log.chains.positions.arrived(EU)})
+        assert not left_over(acks, OWN, {EU: log.sources.positions.arrived(EU)})
         assert await translate(log, 0, OWN, acks, Places()) == ((0, 109), (120, 121))
 
 

@@ -15,10 +15,10 @@ from sava.storage.origin_marks import (
     seen,
 )
 from sava.storage.source_positions import (
-    CHAIN_BIT,
+    SOURCE_BIT,
     OriginForgotten,
     SourceAppend,
-    is_chain,
+    is_source_key,
     learned,
     origin_topic,
 )
@@ -41,12 +41,12 @@ def of(offsets: set[int]) -> SeenOffsets:
 
 def test_a_source_is_its_cluster_and_topic_by_their_ids_and_nobody_else() -> None:
     one = Source("eu", "c1", "/default/a", 7)
-    assert one.chain_id == Source("renamed", "c1", "/default/b", 7).chain_id
-    others = {Source("eu", "c1", "/default/a", 8).chain_id, Source("eu", "c2", "/default/a", 7).chain_id}
-    assert one.chain_id not in others
+    assert one.key == Source("renamed", "c1", "/default/b", 7).key
+    others = {Source("eu", "c1", "/default/a", 8).key, Source("eu", "c2", "/default/a", 7).key}
+    assert one.key not in others
     assert len(others) == 2
-    assert is_chain(one.chain_id)
-    assert one.chain_id < 2 * CHAIN_BIT
+    assert is_source_key(one.key)
+    assert one.key < 2 * SOURCE_BIT
 
 
 def test_one_batch_is_one_link_with_the_sequences_before_its_end() -> None:
@@ -55,16 +55,16 @@ def test_one_batch_is_one_link_with_the_sequences_before_its_end() -> None:
     (link,) = pieces.cut(0, {eu.source.origin: NOTHING})
     assert link.batch is not None
     header = link.batch.header
-    assert (header.producer_id, header.base_sequence, header.next_sequence) == (eu.source.chain_id, 3, 20)
+    assert (header.producer_id, header.base_sequence, header.next_sequence) == (eu.source.key, 3, 20)
     assert (link.start, link.end, link.begin) == (0, 20, True)
-    after = seen([(0, 20)], by=eu.source.chain_id, top=18)
+    after = seen([(0, 20)], by=eu.source.key, top=18)
     assert (link.before, link.after, link.late) == (
         {eu.source.origin: NOTHING},
         {eu.source.origin: after},
         {},
     )
     found = learned({}, [link.batch])[eu.source.origin]
-    assert found.seen == seen([(1, 20)], by=eu.source.chain_id, top=18), "a frame does not say where it began"
+    assert found.seen == seen([(1, 20)], by=eu.source.key, top=18), "a frame does not say where it began"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_cannot_be_judged_is_refused_unless_its_chain_alone_has_brought_the
     with pytest.raises(OriginForgotten) as refused:
         pieces.cut(4, {asia.source.origin: NOTHING, origin: vague})
     assert (refused.value.origin, refused.value.offset) == (origin, 6)
-    alone = seen([(0, 2), (15, 16)], vague=(6, 15), by=asia.source.chain_id, top=16)
+    alone = seen([(0, 2), (15, 16)], vague=(6, 15), by=asia.source.key, top=16)
     (link,) = pieces.cut(4, {asia.source.origin: NOTHING, origin: alone})
     assert payloads([link]) == [payload.encode() for payload in eu.payloads[4:8]]
     assert link.after[origin].ranges == [(0, 2), (4, 6), (15, 16)], "what is vague stays so"

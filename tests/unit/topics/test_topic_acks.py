@@ -33,7 +33,7 @@ def world(tmp_path: Path) -> World:
 
 
 async def copied(topic: Topic, origins: Origins, start: int, end: int, *, begin: bool = False) -> None:
-    chain = await topic.open_chain(origins.source)
+    chain = await topic.open_source(origins.source)
     await (await chain.begin(origins.stretch(start, end, begin=begin)))
 
 

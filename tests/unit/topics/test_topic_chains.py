@@ -11,7 +11,7 @@ from sava.cluster.writer_records import new_producer_id
 from sava.config import Config, PolicySettings
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
-from sava.storage.source_positions import ChainBroken, SourceProgress, is_chain
+from sava.storage.source_positions import SourcePositionMismatch, SourceProgress, is_source_key
 from sava.topics.errors import (
     MessageTooLarge,
     ProducerBusy,
@@ -46,26 +46,28 @@ def world(tmp_path: Path) -> World:
 
 
 def test_nobody_but_chains_has_the_ids_of_chains() -> None:
-    assert not any(is_chain(producer_id(topic_id, name)) for topic_id in range(50) for name in "abcdefgh")
+    assert not any(
+        is_source_key(producer_id(topic_id, name)) for topic_id in range(50) for name in "abcdefgh"
+    )
     assert all(producer_id(topic_id, "a") for topic_id in range(50))
-    assert not any(is_chain(new_producer_id("writer", str(salt))) for salt in range(400))
+    assert not any(is_source_key(new_producer_id("writer", str(salt))) for salt in range(400))
 
 
 async def test_a_topic_that_keeps_nothing_takes_no_chain(world: World) -> None:
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, False)
         with pytest.raises(TopicMismatch):
-            await topic.open_chain(Origins("eu").source)
+            await topic.open_source(Origins("eu").source)
 
 
 async def test_a_topic_that_is_one_producers_alone_takes_no_chain(world: World) -> None:
     eu = Origins("eu").publish(5)
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
-        chain = await topic.open_chain(eu.source)
+        chain = await topic.open_source(eu.source)
         alone = await topic.open_producer("alone", access=AccessMode.EXCLUSIVE, takeover=True)
         with pytest.raises(ProducerBusy):
-            await topic.open_chain(eu.source)
+            await topic.open_source(eu.source)
         with pytest.raises(ProducerBusy):
             await chain.begin(eu.stretch(0, 5, begin=True))
         alone.close()
@@ -78,7 +80,7 @@ async def test_limits_and_schema_hold_for_copies_and_the_chain_stays_where_it_is
     eu = Origins("eu").publish(10)
     async with world.topics(Config(policies=PolicySettings(max_message_size=1000))) as topics:
         topic = await topics.get_or_create(ORDERS, True)
-        chain = await topic.open_chain(eu.source)
+        chain = await topic.open_source(eu.source)
         await (await chain.begin(eu.stretch(0, 2, begin=True)))
         with pytest.raises(MessageTooLarge):
             await chain.begin(eu.stretch(2, 4, size=2000))
@@ -87,7 +89,7 @@ async def test_limits_and_schema_hold_for_copies_and_the_chain_stays_where_it_is
         with pytest.raises(SchemaRefused):
             await chain.begin(eu.stretch(2, 4))
         assert await chain.progress() == SourceProgress(True, 2, 2)
-        with pytest.raises(ChainBroken):
+        with pytest.raises(SourcePositionMismatch):
             await chain.begin(eu.stretch(4, 6)._replace(batches=[], offsets=[]))
 
 
@@ -99,7 +101,7 @@ async def test_a_stretch_waits_while_the_topic_is_handed_over_and_goes_to_the_ne
     await world.assigned(1)
     async with world.topics(broker=1, **GIVEN) as topics:
         topic = await topics.get(ORDERS)
-        chain = await topic.open_chain(eu.source)
+        chain = await topic.open_source(eu.source)
         taken = await chain.begin(eu.stretch(0, 8, begin=True))
         await (await chain.begin(eu.stretch(8, 12)))  # brings nothing; the next owner knows it all the same
         await world.step("move", target=2)
@@ -113,7 +115,7 @@ async def test_a_stretch_waits_while_the_topic_is_handed_over_and_goes_to_the_ne
         await world.step("assign", owner=2)
         async with world.topics(broker=2, **GIVEN) as others:
             moved = await others.get(ORDERS)
-            chain = await moved.open_chain(eu.source)
+            chain = await moved.open_source(eu.source)
             assert await chain.progress() == SourceProgress(True, 12, 12)
             await (await chain.begin(eu.stretch(12, 20)))
             assert moved.log is not None
@@ -125,7 +127,7 @@ async def test_acks_of_elsewhere_create_the_subscription_and_never_go_back(world
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await publish(topic, "own 0")
-        chain = await topic.open_chain(eu.source)
+        chain = await topic.open_source(eu.source)
         await (await chain.begin(eu.stretch(0, 4, begin=True)))
 
         async def apply(cursor: int) -> int:

@@ -51,7 +51,7 @@ class ClusterService(rpc.ClusterServicer):
         self._operations = ClusterOperations(node)
 
     async def Init(self, request: pb.InitRequest, context: Any) -> pb.InitResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             founded = await self._operations.init(
                 tuple(request.nodes), timeout=remaining(context, OPERATION_TIMEOUT_S)
             )
@@ -86,19 +86,19 @@ class ClusterService(rpc.ClusterServicer):
         return response
 
     async def AddNode(self, request: pb.AddNodeRequest, context: Any) -> pb.AddNodeResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             added = await self._operations.add(request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S))
         return pb.AddNodeResponse(node_id=added.node, raft_addr=added.address, already_member=added.already)
 
     async def PromoteNode(self, request: pb.PromoteNodeRequest, context: Any) -> pb.PromoteNodeResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             node, already = await self._operations.promote(
                 NodeId(request.node_id), request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S)
             )
         return pb.PromoteNodeResponse(node_id=node, already_voter=already)
 
     async def RemoveNode(self, request: pb.RemoveNodeRequest, context: Any) -> pb.RemoveNodeResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             node = await self._operations.remove(
                 NodeId(request.node_id),
                 request.addr,
@@ -111,14 +111,14 @@ class ClusterService(rpc.ClusterServicer):
     async def TransferLeader(
         self, request: pb.TransferLeaderRequest, context: Any
     ) -> pb.TransferLeaderResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             leader = await self._operations.transfer(
                 NodeId(request.node_id), request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S)
             )
         return pb.TransferLeaderResponse(leader_id=leader)
 
     async def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             meta = await self._operations.snapshot(timeout=remaining(context, OPERATION_TIMEOUT_S))
         return pb.SnapshotResponse(
             node_id=self._node.info().node, index=meta.index, term=meta.term, size=meta.size
@@ -256,7 +256,7 @@ class MetaService(rpc.MetaServicer):
         self._store = store
 
     async def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             kv = await self._store.get(
                 request.key,
                 linearizable=not request.local,
@@ -266,7 +266,7 @@ class MetaService(rpc.MetaServicer):
         return pb.GetResponse(kv=key_value(kv), revision=self._store.local.revision)
 
     async def Range(self, request: pb.RangeRequest, context: Any) -> pb.RangeResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             result = await self._store.range(
                 request.prefix,
                 limit=request.limit,
@@ -286,7 +286,7 @@ class MetaService(rpc.MetaServicer):
                 c.Compare(request.key, c.Target.MOD_REVISION, c.Relation.EQUAL, request.if_mod_revision)
             )
         then = (c.Put(request.key, request.value, request.lease),)
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             result = await self._store.txn(
                 conditions, then, (c.Get(request.key),), timeout=remaining(context, DEFAULT_TIMEOUT_S)
             )
@@ -296,14 +296,14 @@ class MetaService(rpc.MetaServicer):
 
     async def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:
         delete = self._store.delete_prefix if request.prefix else self._store.delete
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             result = await delete(request.key, timeout=remaining(context, DEFAULT_TIMEOUT_S))
         (outcome,) = result.results
         assert isinstance(outcome, c.DeleteResult)
         return pb.DeleteResponse(revision=result.revision, prev=key_values(outcome.prev))
 
     async def Txn(self, request: pb.TxnRequest, context: Any) -> pb.TxnResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             result = await self._store.txn(
                 [compare(message) for message in request.compare],
                 [operation(message) for message in request.then],
@@ -314,7 +314,7 @@ class MetaService(rpc.MetaServicer):
         return pb.TxnResponse(succeeded=result.succeeded, revision=result.revision, results=results)
 
     async def AllocateId(self, request: pb.AllocateIdRequest, context: Any) -> pb.AllocateIdResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             first = await self._store.allocate_id(
                 request.key, count=request.count or 1, timeout=remaining(context, DEFAULT_TIMEOUT_S)
             )
@@ -327,7 +327,7 @@ class MetaService(rpc.MetaServicer):
             established = self._store.local.revision
             watch = self._store.watch(request.prefix, from_revision=request.from_revision)
         except SavaError as error:
-            await error_mapping.refuse(context, error)
+            await error_mapping.abort_unless_elsewhere(context, error)
         try:
             first = request.from_revision - 1 if request.from_revision else established
             yield pb.WatchResponse(revision=first)
@@ -336,26 +336,26 @@ class MetaService(rpc.MetaServicer):
                     revision=batch.revision, events=[event(change) for change in batch.events]
                 )
         except SavaError as error:
-            await error_mapping.refuse(context, error)
+            await error_mapping.abort_unless_elsewhere(context, error)
         finally:
             watch.close()
 
     async def GrantLease(self, request: pb.GrantLeaseRequest, context: Any) -> pb.GrantLeaseResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             lease = await self._store.grant_lease(
                 request.ttl_ms, timeout=remaining(context, DEFAULT_TIMEOUT_S)
             )
         return pb.GrantLeaseResponse(lease=lease)
 
     async def KeepAlive(self, request: pb.KeepAliveRequest, context: Any) -> pb.KeepAliveResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             ttl_ms = await self._store.keep_alive(
                 request.lease, timeout=remaining(context, DEFAULT_TIMEOUT_S)
             )
         return pb.KeepAliveResponse(ttl_ms=ttl_ms)
 
     async def RevokeLease(self, request: pb.RevokeLeaseRequest, context: Any) -> pb.RevokeLeaseResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             await self._store.revoke_lease(request.lease, timeout=remaining(context, DEFAULT_TIMEOUT_S))
         return pb.RevokeLeaseResponse()
 

@@ -408,7 +408,7 @@ def _why_unserved(record: Ownership) -> str:
     match record.state:
         case OwnershipState.ORPHAN:
             why = (
-                f"broker {record.owner} is gone and did not hand it over; `sava journals list` shows what "
+                f"broker {record.owner} is gone and did not hand it over; `sava ledgers list` shows what "
                 "its journals wait for"
             )
         case OwnershipState.MOVING:

@@ -33,7 +33,7 @@ class PipelinesService(rpc.PipelinesServicer):
 
     async def ApplyPipeline(self, request: pb.ApplyPipelineRequest, context: Any) -> pb.Pipeline:
         spec = request.spec
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             if spec.made_by:
                 raise PipelineInvalid(
                     f"pipeline {spec.name}: made_by is {spec.made_by}, and only policies make pipelines so"
@@ -44,25 +44,25 @@ class PipelinesService(rpc.PipelinesServicer):
         return _pipeline(applied)
 
     async def ListPipelines(self, request: pb.ListPipelinesRequest, context: Any) -> pb.ListPipelinesResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             found = await self._pipelines.list()
         return pb.ListPipelinesResponse(pipelines=map(_pipeline, found))
 
     async def PausePipeline(self, request: pb.PipelineName, context: Any) -> pb.Pipeline:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             return _pipeline(await self._pipelines.pause(request.name, is_paused=True))
 
     async def ResumePipeline(self, request: pb.PipelineName, context: Any) -> pb.Pipeline:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             return _pipeline(await self._pipelines.pause(request.name, is_paused=False))
 
     async def DeletePipeline(self, request: pb.PipelineName, context: Any) -> pb.DeletePipelineResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             is_gone = await self._pipelines.delete(request.name)
         return pb.DeletePipelineResponse(is_gone=is_gone)
 
     async def ListRunners(self, request: pb.ListRunnersRequest, context: Any) -> pb.ListRunnersResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             found = await self._pipelines.runners()
         return pb.ListRunnersResponse(runners=map(_runner, found))
 
@@ -70,19 +70,19 @@ class PipelinesService(rpc.PipelinesServicer):
 
     async def JoinRunner(self, request: pb.JoinRunnerRequest, context: Any) -> pb.JoinRunnerResponse:
         record = RunnerRecord(kinds=tuple(request.kinds), only=tuple(request.only))
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             joined = await self._pipelines.join(request.runner, record, ttl_ms=request.ttl_ms)
         return pb.JoinRunnerResponse(
             lease=joined.lease, ttl_ms=joined.ttl_ms, runners=map(_runner, joined.runners)
         )
 
     async def LeaveRunner(self, request: pb.LeaveRunnerRequest, context: Any) -> pb.LeaveRunnerResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             await self._pipelines.leave(request.runner)
         return pb.LeaveRunnerResponse()
 
     async def ClaimPipeline(self, request: pb.ClaimPipelineRequest, context: Any) -> pb.ClaimPipelineResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             claimed = await self._pipelines.claim(request.name, request.runner)
         return pb.ClaimPipelineResponse(
             is_granted=claimed.is_granted, claim=claimed.number, holder=claimed.holder
@@ -91,7 +91,7 @@ class PipelinesService(rpc.PipelinesServicer):
     async def ReportPipeline(
         self, request: pb.ReportPipelineRequest, context: Any
     ) -> pb.ReportPipelineResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             reported = await self._pipelines.report(
                 request.name, request.runner, request.claim, _status_of(request.status)
             )
@@ -100,7 +100,7 @@ class PipelinesService(rpc.PipelinesServicer):
     async def ReleasePipeline(
         self, request: pb.ReleasePipelineRequest, context: Any
     ) -> pb.ReleasePipelineResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             status = _status_of(request.status)
             await self._pipelines.release(request.name, request.runner, request.claim, status)
         return pb.ReleasePipelineResponse()

@@ -54,7 +54,7 @@ class NamespacesService(rpc.NamespacesServicer):
     async def CreateNamespace(
         self, request: pb.CreateNamespaceRequest, context: Any
     ) -> pb.CreateNamespaceResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             try:
                 await self._namespaces.create(request.namespace, describe.policy_from(request.policy))
             except NamespaceExists:
@@ -64,30 +64,30 @@ class NamespacesService(rpc.NamespacesServicer):
     async def ListNamespaces(
         self, request: pb.ListNamespacesRequest, context: Any
     ) -> pb.ListNamespacesResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             return pb.ListNamespacesResponse(namespaces=await self._namespaces.list())
 
     async def DescribeNamespace(
         self, request: pb.DescribeNamespaceRequest, context: Any
     ) -> pb.NamespaceDescription:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             return await self._describe(check_name(request.namespace, "namespace"))
 
     async def SetNamespacePolicy(
         self, request: pb.SetNamespacePolicyRequest, context: Any
     ) -> pb.NamespaceDescription:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             namespace = check_name(request.namespace, "namespace")
             await self._namespaces.change_policy(
                 namespace, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
             )
-            with error_mapping.made(f"the policy of namespace {namespace} is changed"):
+            with error_mapping.after_change(f"the policy of namespace {namespace} is changed"):
                 return await self._describe(namespace)
 
     async def DeleteNamespace(
         self, request: pb.DeleteNamespaceRequest, context: Any
     ) -> pb.DeleteNamespaceResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             await self._namespaces.delete(request.namespace)
         return pb.DeleteNamespaceResponse()
 
@@ -112,7 +112,7 @@ class TopicsService(rpc.TopicsServicer):
         self._schemas = TopicSchemas(store)
 
     async def CreateTopic(self, request: pb.CreateTopicRequest, context: Any) -> pb.TopicDescription:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             name = TopicName.parse(request.name)
             try:
                 await self._topics.create(
@@ -125,7 +125,7 @@ class TopicsService(rpc.TopicsServicer):
                 if not request.if_absent:
                     raise
                 await self._check_same(name, request)
-            with error_mapping.made(f"topic {name} exists now"):
+            with error_mapping.after_change(f"topic {name} exists now"):
                 return await self._describe_new(name)
 
     async def _check_same(self, name: TopicName, request: pb.CreateTopicRequest) -> None:
@@ -142,7 +142,7 @@ class TopicsService(rpc.TopicsServicer):
             )
 
     async def ListTopics(self, request: pb.ListTopicsRequest, context: Any) -> pb.ListTopicsResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             if request.namespace:
                 await self._topics.namespaces.policy(check_name(request.namespace, "namespace"))
             topics = await self._registry.list(request.namespace or None)
@@ -163,35 +163,35 @@ class TopicsService(rpc.TopicsServicer):
 
     async def DescribeTopic(self, request: pb.DescribeTopicRequest, context: Any) -> pb.TopicDescription:
         """Asked by another broker it answers only for what it has itself, or what no broker has."""
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             name = TopicName.parse(request.name)
             if forwarding.is_forwarded(context) and not await self._parts.is_partitioned(name):
                 return await self._complete(name, await self._parts.here(name))
             return await self._describe(name)
 
     async def DeleteTopic(self, request: pb.DeleteTopicRequest, context: Any) -> pb.DeleteTopicResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             await self._topics.delete(TopicName.parse(request.name))
         return pb.DeleteTopicResponse()
 
     async def GrowTopic(self, request: pb.GrowTopicRequest, context: Any) -> pb.TopicDescription:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             name = TopicName.parse(request.name)
             await self._registry.grow(name, request.partitions)
-            with error_mapping.made(f"topic {name} has {request.partitions} partitions now"):
+            with error_mapping.after_change(f"topic {name} has {request.partitions} partitions now"):
                 return await self._describe_new(name)
 
     async def SetTopicPolicy(self, request: pb.SetTopicPolicyRequest, context: Any) -> pb.TopicDescription:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             name = TopicName.parse(request.name)
             await self._registry.change_policy(
                 name, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
             )
-            with error_mapping.made(f"the policy of topic {name} is changed"):
+            with error_mapping.after_change(f"the policy of topic {name} is changed"):
                 return await self._describe(name)
 
     async def UnloadTopic(self, request: pb.UnloadTopicRequest, context: Any) -> AsyncIterator[pb.TopicMove]:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             moves = self._unloading.unload(
                 TopicName.parse(request.name), target=request.to_broker_id, timeout_ms=request.timeout_ms
             )
@@ -345,7 +345,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
     async def CreateSubscription(
         self, request: pb.CreateSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             name, subscription = (
                 TopicName.parse(request.topic),
                 check_name(request.subscription, "subscription"),
@@ -369,13 +369,13 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
             await self._parts.on_each(
                 missing, f"{SERVICE}CreateSubscription", request, pb.SubscriptionDescription, _create
             )
-            with error_mapping.made(f"subscription {subscription} of topic {name} exists now"):
+            with error_mapping.after_change(f"subscription {subscription} of topic {name} exists now"):
                 return await self._describe(name, subscription)
 
     async def DescribeSubscription(
         self, request: pb.DescribeSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             name = TopicName.parse(request.topic)
             if await self._parts.is_partitioned(name):
                 return await self._describe(name, request.subscription)
@@ -384,7 +384,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
     async def DeleteSubscription(
         self, request: pb.DeleteSubscriptionRequest, context: Any
     ) -> pb.DeleteSubscriptionResponse:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             if is_replication_slot(request.subscription) and is_forwarded(context):
                 topic = await self._parts.topics.get(TopicName.parse(request.topic))
                 await topic.unpin(request.subscription)
@@ -398,7 +398,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
     async def SeekSubscription(
         self, request: pb.SeekSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             name, position = TopicName.parse(request.topic), describe.position(request.position)
             if is_replication_slot(request.subscription) and is_forwarded(context):  # the leader's: only back
                 topic = await self._parts.topics.get(name)
@@ -410,17 +410,17 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
             parts = await self._parts.on_subscription(
                 f"{SERVICE}SeekSubscription", request, pb.SubscriptionDescription, _seek
             )
-            with error_mapping.made(f"subscription {request.subscription} of topic {name} was moved"):
+            with error_mapping.after_change(f"subscription {request.subscription} of topic {name} was moved"):
                 return await self._together(name, parts)
 
     async def ConfigureSubscription(
         self, request: pb.ConfigureSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with error_mapping.told(context):
+        async with error_mapping.mapped(context):
             parts = await self._parts.on_subscription(
                 f"{SERVICE}ConfigureSubscription", request, pb.SubscriptionDescription, _configure
             )
-            with error_mapping.made(
+            with error_mapping.after_change(
                 f"subscription {request.subscription} of topic {request.topic} is configured"
             ):
                 return await self._together(TopicName.parse(request.topic), parts)

@@ -34,7 +34,7 @@ from sava.api.metrics.cluster import (
 from sava.api.metrics.storage import Disks, JournalCollector, JournalSources
 from sava.api.metrics.topics import TopicsCollector
 from sava.cluster.pipelines import Pipelines
-from sava.metadata.node import RaftNode
+from sava.metadata.node import Observer, RaftNode
 from sava.replication.control import Control
 from sava.storage.broker_storage import BrokerStorage
 from sava.supervisor import Supervisor
@@ -62,30 +62,35 @@ _SIZES = tuple(float(1 << bits) for bits in range(8, 27, 2))
 
 
 class BrokerMetrics:
-    """Implements ``metadata.node.Observer``. One per process."""
+    """One per process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._disks: Disks | None = None
-        self._proposals = Histogram(
+        proposals = Histogram(
             "sava_raft_proposal_seconds",
             "From a request to its committed and applied result.",
             buckets=_LATENCIES,
             registry=self.registry,
         )
-        self._syncs = Histogram(
+        syncs = Histogram(
             "sava_raft_wal_sync_seconds",
-            "From handing a batch to the log's writer until it is durable.",
+            "Writing one group of records to the metadata log and making it durable.",
             buckets=_LATENCIES,
             registry=self.registry,
         )
-        self._snapshots = Histogram(
+        snapshots = Histogram(
             "sava_raft_snapshot_seconds",
             "Taking one snapshot, in the background.",
             buckets=(0.01, 0.1, 1.0, 10.0, 60.0),
             registry=self.registry,
         )
-
+        self.node = Observer(
+            proposal=proposals.observe,
+            sync=lambda seconds, _size: syncs.observe(seconds),
+            snapshot=lambda seconds, _size: snapshots.observe(seconds),
+        )
+        """What the metadata node measures."""
         self._journal_syncs = Histogram(
             "sava_journal_sync_seconds",
             "Writing one group of batches to the journal and making it durable.",
@@ -98,15 +103,6 @@ class BrokerMetrics:
             buckets=_SIZES,
             registry=self.registry,
         )
-
-    def proposal(self, seconds: float) -> None:
-        self._proposals.observe(seconds)
-
-    def sync(self, seconds: float) -> None:
-        self._syncs.observe(seconds)
-
-    def snapshot(self, seconds: float, size: int) -> None:
-        self._snapshots.observe(seconds)
 
     def journal_sync(self, seconds: float, size: int) -> None:
         """On the thread that writes the journal."""

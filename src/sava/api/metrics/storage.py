@@ -24,8 +24,8 @@ from prometheus_client.registry import Collector
 
 from sava.config import Config
 from sava.ledger.failover import Failover
-from sava.ledger.live_brokers import LiveBrokers
 from sava.ledger.protocol import StorageId
+from sava.ledger.registry import LiveBrokers
 from sava.ledger.writer import LedgerWriter
 
 
@@ -35,9 +35,9 @@ class JournalSources:
 
     own: Callable[[], LedgerWriter | None]
     fences: Callable[[], int]
-    """How often this broker's disk was fenced, for its own journals."""
+    """How often this broker's disk was fenced, for its own ledgers."""
     degraded_s: Callable[[], float]
-    """Over all lives of the journal in this process."""
+    """Over all ledgers of this process."""
     copies: Callable[[], int]
     failover: Failover
     live_brokers: LiveBrokers
@@ -49,12 +49,16 @@ class JournalCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self._of_own()
-        yield _gauge("sava_journal_copies", "Journals of other brokers on this disk.", self._parts.copies())
-        yield CounterMetricFamily(
-            "sava_journal_fences", "Fences that ended journals of this broker.", value=self._parts.fences()
+        yield _gauge(
+            "sava_ledger_copies",
+            "Mirrors on this disk: copies of other brokers' ledgers.",
+            self._parts.copies(),
         )
         yield CounterMetricFamily(
-            "sava_journal_degraded_seconds",
+            "sava_ledger_fences", "Fences that ended ledgers of this broker.", value=self._parts.fences()
+        )
+        yield CounterMetricFamily(
+            "sava_ledger_degraded_seconds",
             "Time in which fewer copies were enough than were asked for.",
             value=self._parts.degraded_s(),
         )
@@ -68,7 +72,7 @@ class JournalCollector(Collector):
             labels=("position",),
         )
         lags = GaugeMetricFamily(
-            "sava_journal_mirror_lag_bytes", "How far a mirror is behind.", labels=("broker", "storage")
+            "sava_ledger_mirror_lag_bytes", "How far a mirror is behind.", labels=("broker", "storage")
         )
         if own is not None:
             owner = own.owner
@@ -84,48 +88,48 @@ class JournalCollector(Collector):
         yield from (positions, lags)
         yield _gauge("sava_journal_open", "1 while this broker has a journal to write to.", own is not None)
         yield _gauge(
-            "sava_journal_degraded",
+            "sava_ledger_degraded",
             "1 while fewer copies are enough than were asked for.",
             own is not None and own.is_degraded,
         )
         yield _gauge(
-            "sava_journal_refusing",
+            "sava_ledger_refusing",
             "1 while too few mirrors are connected to acknowledge anything.",
             own is not None and own.is_short,
         )
 
     def _broker_of(self, storage: StorageId) -> str:
-        neighbour = self._parts.live_brokers.find(storage)
-        return str(neighbour.broker) if neighbour is not None else ""
+        live = self._parts.live_brokers.find(storage)
+        return str(live.broker) if live is not None else ""
 
     def _of_failover(self) -> Iterable[Metric]:
         failover = self._parts.failover
         figures = failover.figures
         for name, text, value in (
-            ("sava_journal_claims", "Recoveries of others' journals begun by this broker.", figures.claims),
-            ("sava_journal_recoveries", "Journals of others that it has closed.", figures.recoveries),
-            ("sava_journal_recovery_seconds", "Time until they were closed.", figures.recovery_seconds),
+            ("sava_ledger_claims", "Recoveries of others' ledgers begun by this broker.", figures.claims),
+            ("sava_ledger_recoveries", "Ledgers of others that it has closed.", figures.recoveries),
+            ("sava_ledger_recovery_seconds", "Time until they were closed.", figures.recovery_seconds),
             (
-                "sava_journal_tail_recoveries",
+                "sava_ledger_tail_recoveries",
                 "Disks whose tails this broker has recovered.",
                 figures.tail_recoveries,
             ),
             (
-                "sava_journal_tail_recovery_seconds",
+                "sava_ledger_tail_recovery_seconds",
                 "Time that tail recoveries took.",
                 figures.tail_recovery_seconds,
             ),
-            ("sava_journal_recovered_topics", "Topics whose tail was recovered.", figures.recovered_topics),
-            ("sava_journal_recovered_messages", "Messages of recovered tails.", figures.recovered_messages),
+            ("sava_ledger_recovered_topics", "Topics whose tail was recovered.", figures.recovered_topics),
+            ("sava_ledger_recovered_messages", "Messages of recovered tails.", figures.recovered_messages),
             (
-                "sava_journal_recovered_bytes",
+                "sava_ledger_recovered_bytes",
                 "Bytes of messages of recovered tails.",
                 figures.recovered_bytes,
             ),
         ):
             yield CounterMetricFamily(name, text, value=value)
         yield _gauge(
-            "sava_journal_recoveries_waiting",
+            "sava_ledger_recoveries_waiting",
             "Recoveries that wait for disks which do not answer.",
             failover.waiting,
         )

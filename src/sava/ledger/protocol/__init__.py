@@ -6,26 +6,16 @@ disk and a few mirrors hold the same bytes at the same positions; what is durabl
 ledger on the disks that hold it, finds out how far it goes, and *closes* it there.
 
     record      a ledger, how many of its disks are enough, and what may become of its record
-    owner       which bytes go to which mirror, what is committed, changing mirrors
-    member      one disk's copy: in order, without gaps, never for an owner that was fenced
+    owner       which bytes go to which mirror, what is committed, how long to wait for a silent one
+    member      one disk's copy: in order, without gaps, never for an owner that was fenced; all messages
     recovery    fence, count, choose the end, check, write back, close
-    messages    what they say to each other
-    health      how long an owner waits for a silent mirror, and which ones it avoids
 
 Each of the three roles is a state machine that hears what happened and says what is to be done. Their host
 owes them what their docstrings call *the host's part*: the broker with files and sockets, the simulator with
 twins of both.
 """
 
-from sava.ledger.protocol.health import Answers, Health
 from sava.ledger.protocol.member import (
-    Kept,
-    LedgerMember,
-    MemberNote,
-    Work,
-    held_after_restart,
-)
-from sava.ledger.protocol.messages import (
     Check,
     CheckAnswer,
     CopyState,
@@ -34,16 +24,21 @@ from sava.ledger.protocol.messages import (
     FenceAnswer,
     Join,
     JoinAnswer,
+    Kept,
     LedgerAppend,
+    LedgerMember,
     LedgerRefused,
+    MemberNote,
     Message,
     Read,
     ReadAnswer,
     RefusalReason,
     Trim,
+    Work,
     WriteBack,
+    held_after_restart,
 )
-from sava.ledger.protocol.owner import Owner
+from sava.ledger.protocol.owner import Answers, Health, Owner
 from sava.ledger.protocol.record import (
     Fragment,
     LedgerId,

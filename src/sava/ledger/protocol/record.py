@@ -22,7 +22,7 @@ A closed record is removed when every topic of the ledger has its tail in segmen
 compare-and-swap on the revision that was read; the functions here say what comes out and what is refused.
 
 ``epoch`` is what makes a claim more than a note: it is carried to the disks (``Fence``), and they refuse what
-has a lower one. ``by`` tells two recoverers apart that claim with the same number: whose record it is says
+has a lower one. ``by`` distinguishes two recoverers that claim with the same number: whose record it is says
 whose claim happened, also when the answer to the write was lost.
 
 **One step at a time leads from one set of mirrors to the next.** A recovery looks at the last fragment only,
@@ -55,7 +55,7 @@ import msgspec
 from sava.errors import HostError, Outcome, RetryableError
 
 StorageId = NewType("StorageId", str)
-"""A disk, as long as it lives: drawn when the directory is created. A disk that was lost and replaced has
+"""A disk, as long as it exists: drawn when the directory is created. A disk that was lost and replaced has
 another one, so that it cannot say "nothing here" in the name of the one that held something."""
 
 

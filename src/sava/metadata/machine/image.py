@@ -21,10 +21,8 @@ import msgspec
 
 from sava.metadata.commands import UNREADABLE, KeyValue, decode_result, encode
 from sava.metadata.errors import InvalidRequest, SnapshotCorrupt
-from sava.metadata.machine.keyspace import KeySpace
-from sava.metadata.machine.leases import Lease, LeaseTable
 from sava.metadata.machine.limits import MAX_INT
-from sava.metadata.machine.sessions import Session, SessionTable
+from sava.metadata.machine.tables import KeySpace, Lease, LeaseTable, Session, SessionTable
 
 SNAPSHOT_FORMAT = 1
 CHUNK_BYTES = 64 << 10
@@ -225,7 +223,7 @@ class StateReader:
         _require(
             0 < x.lease < self.header.next_lease and x.generation > 0, f"lease {x.lease} is out of range"
         )
-        _require(self.leases.get(x.lease) is None, f"lease {x.lease} appears twice")
+        _require(x.lease not in self.leases.by_id, f"lease {x.lease} appears twice")
         self.leases.add(Lease(x.lease, x.ttl_ms, x.generation, []))
 
     def _add_keys(self, kvs: list[KeyValue]) -> None:
@@ -235,7 +233,7 @@ class StateReader:
             if not (key > last and 0 < kv.create_revision <= kv.mod_revision <= revision and kv.version > 0):
                 raise SnapshotCorrupt(f"key {key!r} is out of order or has impossible revisions")
             if kv.lease:
-                holder = self.leases.get(kv.lease)
+                holder = self.leases.by_id.get(kv.lease)
                 if holder is None:
                     raise SnapshotCorrupt(f"key {key!r} names lease {kv.lease}, which does not exist")
                 holder.keys.append(key)
@@ -246,7 +244,7 @@ class StateReader:
     def _add_session(self, x: SessionRecord) -> None:
         _require(0 < x.session < self.header.next_session, f"session {x.session} is out of range")
         _require(
-            self.sessions.get(x.session) is None and self.sessions.find(x.nonce) is None,
+            x.session not in self.sessions.by_id and self.sessions.find(x.nonce) is None,
             f"session {x.session} or its nonce appears twice",
         )
         responses = dict(x.responses)

@@ -106,7 +106,8 @@ def check_proposal(proposal: Proposal, limits: Limits) -> None:
         ("low", proposal.low),
         ("fence_term", proposal.fence_term),
     ):
-        _check_number(value, name)
+        if not 0 <= value <= MAX_INT:
+            raise InvalidRequest(f"{name} {value} is outside 0..{MAX_INT}")
     if proposal.session and proposal.seq < 1:
         raise InvalidRequest(
             "a request of a session is numbered from 1: without a number a retry cannot be recognised"

@@ -11,14 +11,14 @@ Three numbers must not be confused: the *log index* belongs to consensus and is 
 *revision* is global, grows by one for each proposal that changed a key, and survives snapshots and restarts;
 the *version* counts the writes of one key.
 
-Parts: ``keyspace`` (ordered map), ``transaction`` (overlay and commit), ``leases``, ``sessions``, ``limits``
-(what may be proposed), ``image`` (snapshots).
+Parts: ``tables`` (keys, leases, sessions), ``transaction`` (overlay and commit), ``limits`` (what may be
+proposed), ``image`` (snapshots).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
@@ -57,10 +57,8 @@ from sava.metadata.errors import (
     Unavailable,
 )
 from sava.metadata.machine.image import SNAPSHOT_FORMAT, FrozenState, StateReader
-from sava.metadata.machine.keyspace import KeySpace
-from sava.metadata.machine.leases import Lease, LeaseTable
 from sava.metadata.machine.limits import DEFAULT_LIMITS, MAX_INT, Limits, check_proposal, key_bytes
-from sava.metadata.machine.sessions import SessionTable
+from sava.metadata.machine.tables import KeySpace, Lease, LeaseTable, SessionTable
 from sava.metadata.machine.transaction import RefusedError, Transaction, holds, lease_not_found, no_space
 
 __all__ = ["SNAPSHOT_FORMAT", "Applied", "FrozenState", "Lease", "Limits", "StateMachine", "rolling_digest"]
@@ -77,14 +75,14 @@ class StateMachine:
     every node, Python version and hash seed. No clock, no chance, no I/O. Applying never fails; what cannot
     be done is ``CommandRefused``."""
 
-    __slots__ = ("_clock_ms", "_kvs", "_leases", "_limits", "_revision", "_sessions", "_space", "_version")
+    __slots__ = ("_clock_ms", "_kvs", "_limits", "_revision", "_sessions", "_space", "_version", "leases")
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._revision = 0
         self._clock_ms = 0
         self._version = 0
-        self._leases = LeaseTable()
+        self.leases = LeaseTable()
         self._sessions = SessionTable()
         self._space = KeySpace()
         self._kvs = self._space.kvs
@@ -127,12 +125,6 @@ class StateMachine:
         follow."""
         return self._space.range(prefix, limit, start_after)
 
-    def leases(self) -> Iterator[Lease]:
-        return iter(self._leases)
-
-    def lease(self, lease: int) -> Lease | None:
-        return self._leases.get(lease)
-
     def check(self, proposal: Proposal) -> None:
         """Raise InvalidRequest when a limit or a rule is broken; called before proposing."""
         check_proposal(proposal, self._limits)
@@ -151,7 +143,7 @@ class StateMachine:
     def _apply_in_session(self, proposal: Proposal, term: int) -> Applied:
         """A copy of a request gets the first one's answer, whatever that was; nothing happens twice."""
         seq = proposal.seq
-        session = self._sessions.get(proposal.session)
+        session = self._sessions.by_id.get(proposal.session)
         if session is None:
             return _refused(
                 SessionExpired.code, f"session {proposal.session} does not exist: it was idle too long"
@@ -269,7 +261,7 @@ class StateMachine:
                 return self._apply_txn(command)
 
     def _transaction(self) -> Transaction:
-        return Transaction(self._space, self._leases, self._limits, self._revision + 1)
+        return Transaction(self._space, self.leases, self._limits, self._revision + 1)
 
     def _advance(self, events: tuple[Event, ...]) -> None:
         """No change, no revision: a revision without an event would look like a lost one."""
@@ -279,22 +271,22 @@ class StateMachine:
     # -- leases ----------------------------------------------------------------------------------------------
 
     def _grant(self, ttl_ms: int) -> Applied:
-        if len(self._leases) >= self._limits.max_leases:
+        if len(self.leases) >= self._limits.max_leases:
             return _refused(
-                NoSpace.code, f"{len(self._leases)} leases exist; the limit is {self._limits.max_leases}"
+                NoSpace.code, f"{len(self.leases)} leases exist; the limit is {self._limits.max_leases}"
             )
-        lease = self._leases.grant(ttl_ms)
+        lease = self.leases.grant(ttl_ms)
         return Applied(LeaseResult(lease.lease, ttl_ms, self._revision), ())
 
     def _touch(self, lease: int) -> Applied:
-        found = self._leases.get(lease)
+        found = self.leases.by_id.get(lease)
         if found is None:
             return Applied(lease_not_found(lease), ())
         found.generation += 1
         return Applied(LeaseResult(lease, found.ttl_ms, self._revision), ())
 
     def _revoke(self, lease: int) -> Applied:
-        found = self._leases.get(lease)
+        found = self.leases.by_id.get(lease)
         if found is None:
             return Applied(lease_not_found(lease), ())
         return self._end_lease(found)
@@ -302,7 +294,7 @@ class StateMachine:
     def _expire(self, lease: int, generation: int) -> Applied:
         """Only the generation that the leader saw when it looked at its clock may expire. Without this a sign
         of life that was committed in between is ignored and a live broker is declared dead."""
-        found = self._leases.get(lease)
+        found = self.leases.by_id.get(lease)
         if found is None or found.generation != generation:
             return self._done(False)
         return self._end_lease(found)
@@ -312,7 +304,7 @@ class StateMachine:
         transaction = self._transaction()
         transaction.delete(tuple(lease.keys))
         events = transaction.commit()
-        self._leases.drop(lease.lease)
+        self.leases.drop(lease.lease)
         self._advance(events)
         return Applied(Done(True, self._revision), events)
 
@@ -342,7 +334,7 @@ class StateMachine:
     def freeze(self) -> FrozenState:
         """A consistent image in O(keys) pointer copies, which later applies do not change."""
         return FrozenState(
-            self._revision, self._clock_ms, self._version, self._space, self._leases, self._sessions
+            self._revision, self._clock_ms, self._version, self._space, self.leases, self._sessions
         )
 
     @classmethod
@@ -353,7 +345,7 @@ class StateMachine:
         machine._revision = reader.header.revision
         machine._clock_ms = reader.header.clock_ms
         machine._version = reader.header.version
-        machine._leases = reader.leases
+        machine.leases = reader.leases
         machine._sessions = reader.sessions
         machine._space = reader.space()
         machine._kvs = machine._space.kvs
@@ -363,7 +355,7 @@ class StateMachine:
         """For force-new-cluster only: later revisions can never be confused with those of the lost cluster,
         nor can the ids of leases and sessions that only the lost part had granted."""
         self._revision += by
-        self._leases.next_id += by
+        self.leases.next_id += by
         self._sessions.next_id += by
 
     def digest(self) -> bytes:

@@ -28,9 +28,8 @@ from sava.metadata.commands import (
     Target,
 )
 from sava.metadata.errors import InvalidRequest, LeaseNotFound, NoSpace
-from sava.metadata.machine.keyspace import KeySpace, size_of
-from sava.metadata.machine.leases import LeaseTable
 from sava.metadata.machine.limits import MAX_INT, Limits, is_prefix
+from sava.metadata.machine.tables import KeySpace, LeaseTable, size_of
 
 _COUNTER_DIGITS = 19
 """Enough for MAX_INT; a longer number is not a counter of ours."""
@@ -158,7 +157,7 @@ class Transaction:
         return self._space.kvs.get(key)
 
     def _put(self, key: str, value: bytes, lease: int) -> KeyValue | None:
-        if lease and self._leases.get(lease) is None:
+        if lease and lease not in self._leases.by_id:
             raise RefusedError(lease_not_found(lease))
         prev = self._read(key)
         revision = self._revision

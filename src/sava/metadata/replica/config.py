@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from sava.metadata.durable import LogState
 from sava.metadata.machine.limits import DEFAULT_LIMITS, Limits
+from sava.metadata.machine.state_machine import FrozenState
+from sava.metadata.snapshots import SnapshotStore
 from sava.raft.output import Status
-from sava.raft.types import CoreConfig, NodeId
+from sava.raft.types import CoreConfig, NodeId, SnapshotMeta
+from sava.wal.log import Buffers, Log
 
 _CORE = CoreConfig()
 
@@ -24,6 +30,48 @@ class ReplicaConfig:
     max_pending: int = 8192
     """Requests of local callers and of peers that may wait here; more are refused with ``unavailable``."""
     session_idle_ms: int = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One run of a node, as its messages name it."""
+
+    node: NodeId
+    address: str
+    incarnation: int
+    nonce: int
+    """Distinguishes two processes that run on copies of one data directory."""
+
+
+Done = Callable[[BaseException | None], None]
+
+
+class LogWriter(Protocol):
+    """``sava.wal.writer.Writer``, or its twin in the simulator, which is why this is a Protocol: virtual time
+    has no threads. ``done`` is called on the replica's own thread."""
+
+    def append(self, records: Sequence[tuple[int, Buffers]], done: Done) -> None: ...
+
+    def run(self, action: Callable[[Log], None], done: Done) -> None: ...
+
+
+OnSaved = Callable[[SnapshotMeta | BaseException], None]
+
+Save = Callable[[SnapshotMeta, FrozenState, OnSaved], None]
+"""Writes an image of the state to disk in the background. The meta has index, term and membership; size and
+digest are filled in. The callback gets the meta once the file is durable under its final name, or what went
+wrong; it is called on the replica's own thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDisk:
+    """What a replica has of its data directory."""
+
+    recovered: LogState
+    """What ``durable.Replay`` found."""
+    writer: LogWriter
+    snapshots: SnapshotStore
+    save: Save
 
 
 @dataclass(frozen=True, slots=True)

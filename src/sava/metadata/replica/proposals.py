@@ -64,27 +64,27 @@ class Proposals:
         self._requests = requests
         self._session = session
         self._wall_ms = wall_ms
-        self._queue: deque[Request] = deque()
+        self.queue: deque[Request] = deque()
         self._waiters: dict[int, tuple[int, Request]] = {}
 
     def submit(self, pending: Request) -> None:
-        pending.explain("the leader's disk has not finished what came before")
-        self._queue.append(pending)
+        pending.reason = "the leader's disk has not finished what came before"
+        self.queue.append(pending)
 
     def submit_own(
         self, command: Command, fence_term: int, done: Callable[[Reply], None] | None = None
     ) -> None:
         """A command of the leader itself. It applies only in the term that proposed it, so a deposed leader's
         late look at the clock cannot expire anything."""
-        self._queue.append(Request(_INTERNAL, Propose(command, fence_term=fence_term), done, FOREVER))
+        self.queue.append(Request(_INTERNAL, Propose(command, fence_term=fence_term), done, FOREVER))
 
     @property
     def has_batch(self) -> bool:
-        return len(self._queue) >= BATCH_ENTRIES
+        return len(self.queue) >= BATCH_ENTRIES
 
     def flush(self, core: RaftCore) -> None:
         """Append all that is queued, as far as the core takes it."""
-        queue = self._queue
+        queue = self.queue
         while queue:
             batch, payloads = self._next_batch()
             if not batch:
@@ -93,7 +93,7 @@ class Proposals:
                 indexes = core.propose(payloads)
             except (Busy, Transferring) as error:
                 for pending in batch:
-                    pending.explain(str(error))
+                    pending.reason = str(error)
                 queue.extendleft(reversed(batch))
                 return
             except NotLeader as error:
@@ -106,7 +106,7 @@ class Proposals:
                 waiters[index] = (term, pending)
 
     def _next_batch(self) -> tuple[list[Request], list[bytes]]:
-        queue, stamp, size = self._queue, self._wall_ms(), 0
+        queue, stamp, size = self.queue, self._wall_ms(), 0
         session, low = self._session.session, self._session.low
         batch: list[Request] = []
         payloads: list[bytes] = []
@@ -162,10 +162,10 @@ class Proposals:
             self._retry(pending, "its place in the log is now inside a snapshot")
 
     def sweep(self) -> None:
-        self._queue = deque(living(self._queue))
+        self.queue = deque(living(self.queue))
 
     def _give_back(self, reason: str) -> None:
-        queue, self._queue = self._queue, deque()
+        queue, self.queue = self.queue, deque()
         for pending in queue:
             self._retry(pending, reason)
 
@@ -194,25 +194,22 @@ class ReadRounds:
 
     def __init__(self, requests: PendingRequests) -> None:
         self._requests = requests
-        self._arrived: list[Request] = []
-        self._next: list[Request | Pulse] = []
+        self.arrived: list[Request] = []
+        """Reads of local callers, until the next turn makes one request of them."""
+        self.asked: list[Request | Pulse] = []
+        """Who gets the read index of the leader's next round, which has not begun yet."""
         self._rounds: dict[int, list[Request | Pulse]] = {}
         self._token = 0
 
     # -- any node ----------------------------------------------------------------------------------------
 
-    def add(self, pending: Request) -> None:
-        self._arrived.append(pending)
-
     def sweep(self) -> None:
-        self._arrived = living(self._arrived)
+        self.arrived = living(self.arrived)
 
     def gather(self) -> None:
         """Make one request of all reads that arrived, and let it find the leader."""
-        if not self._arrived:
-            return
-        members = living(self._arrived)
-        self._arrived.clear()
+        members = living(self.arrived)
+        self.arrived.clear()
         if not members:
             return
         deadline = max(pending.deadline_ms for pending in members)
@@ -222,18 +219,13 @@ class ReadRounds:
     def _arrive(self, members: list[Request], reply: Reply) -> None:
         for pending in members:
             if isinstance(reply, Failed):
-                pending.explain(reply.message)
+                pending.reason = reply.message
             self._requests.answer(pending, reply)
 
     # -- the leader --------------------------------------------------------------------------------------
 
-    def confirm(self, asker: Request | Pulse) -> None:
-        """Tell ``asker`` the read index of a round that has not begun yet."""
-        self._next.append(asker)
-
     def flush(self, core: RaftCore) -> None:
-        if not self._next:
-            return
+        """Begin a round for all that asked."""
         self._token += 1
         try:
             core.request_read(self._token)
@@ -242,8 +234,8 @@ class ReadRounds:
         except NotLeader as error:
             self.lost_leadership(str(error))
             return
-        self._rounds[self._token] = self._next
-        self._next = []
+        self._rounds[self._token] = self.asked
+        self.asked = []
 
     def ready(self, token: int) -> list[Request | Pulse]:
         """Who may read at the index that came with ``token``."""
@@ -254,7 +246,7 @@ class ReadRounds:
 
     def lost_leadership(self, reason: str) -> None:
         """Reads have no effect, so all may ask elsewhere. (Rounds under way are failed by the core.)"""
-        askers, self._next = self._next, []
+        askers, self.asked = self.asked, []
         self._give_back(askers, reason)
 
     def _give_back(self, askers: list[Request | Pulse], reason: str) -> None:
@@ -280,7 +272,7 @@ class LeaseKeeper:
     and for this node to have applied what was committed by then. The deadline itself is moved when the
     question arrives: a lease may end late, never early.
 
-    While the leader cannot reach its majority, holders cannot reach the leader either, as far as anybody can
+    While the leader cannot reach its majority, holders cannot reach the leader either, as far as it can
     tell: every TTL starts again (``Lessor.quorum_lost``). Its pulse finds out: one confirmation round per
     tick while there are leases.
     """
@@ -344,7 +336,7 @@ class LeaseKeeper:
             self._early.append(pending)
             return
         self._renew(pending, now_ms)
-        self._reads.confirm(pending)
+        self._reads.asked.append(pending)
 
     def confirmed(self, pending: Request, now_ms: int) -> None:
         """This node led after the question was asked, and has applied everything committed before it."""
@@ -418,7 +410,7 @@ class LeaseKeeper:
             lessor.quorum_lost(now_ms)
         if not self._pulse_out:
             self._pulse_out = True
-            self._reads.confirm(self._beat)
+            self._reads.asked.append(self._beat)
 
     def _beat(self) -> None:
         self._pulse_age, self._pulse_out = 0, False

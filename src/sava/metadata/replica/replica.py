@@ -19,22 +19,21 @@ Where things are:
     requests    who waits and what may be said of it, the replica's own session, requests sent to the leader
     router      requests on their way to the leader and back, and those of operators
     proposals   what a leader serves: proposals, read rounds, leases
-    applier     the state machine at the end of the log
-    persister   what is durable and when it may be told; snapshots, and what may be forgotten
+    persister   what is durable, and what may be promised then; the state machine at the end of the log;
+                snapshots, and what may be forgotten
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
-from typing import Protocol
 
 import google_crc32c
 
-from sava.errors import HostError, SavaError
-from sava.metadata.durable import LogState, bootstrap_record, origin
+from sava.errors import HostError
+from sava.metadata.durable import bootstrap_record, origin
 from sava.metadata.errors import IdentityConflict, Unavailable
 from sava.metadata.machine.state_machine import StateMachine
 from sava.metadata.peer import (
@@ -49,15 +48,14 @@ from sava.metadata.peer import (
     PeerMessage,
     Ping,
 )
-from sava.metadata.replica.applier import Applier, Callback, OnApplied
-from sava.metadata.replica.config import ReplicaConfig, ReplicaStatus
+from sava.metadata.replica.config import OnSaved, Process, ReplicaConfig, ReplicaDisk, ReplicaStatus
 from sava.metadata.replica.persister import (
+    Applier,
+    Callback,
     Compaction,
-    LogWriter,
-    OnSaved,
+    OnApplied,
     Persisted,
     Persister,
-    SnapshotSaver,
     Task,
 )
 from sava.metadata.replica.requests import OnReply, PendingRequests
@@ -66,45 +64,18 @@ from sava.metadata.watch import WatchHub
 from sava.raft.core import RaftCore
 from sava.raft.messages import Append, SnapshotChunk
 from sava.raft.output import ChunkSend, Output, Recovered
-from sava.raft.types import InvariantError, NodeId, SnapshotMeta
+from sava.raft.types import InvariantError, NodeId
 from sava.wal.errors import DiskFailed, FileMissing
 from sava.wal.log import Log
 
-__all__ = [
-    "LogWriter",
-    "OnReply",
-    "Replica",
-    "ReplicaConfig",
-    "ReplicaStatus",
-    "SnapshotFiles",
-    "SnapshotSaver",
-]
+__all__ = ["OnReply", "Process", "Replica", "ReplicaConfig", "ReplicaDisk", "ReplicaStatus"]
 
-_LIFE_BITS = 40
-"""Tickets per life of a node: far more than one can use."""
+_TICKET_BITS = 40
+"""Tickets per incarnation of a node: far more than one can use."""
 _MAX_ROUNDS = 3
 """Rounds of work and answers per pump. Internal answers lead to more work at once; a caller that asks again
 from within its answer must not keep the event loop without limit."""
 _UNBOUND = "this node waits for 'sava cluster init', or to be added to a cluster"
-
-
-class SnapshotFiles(Protocol):
-    """The snapshot files of this node (``sava.metadata.snapshots.SnapshotStore``); synchronous."""
-
-    def latest(self) -> SnapshotMeta | None: ...
-
-    def read(self, meta: SnapshotMeta, offset: int, length: int) -> bytes: ...
-
-    def load(self, meta: SnapshotMeta) -> Iterable[bytes]: ...
-
-    def write_chunk(self, meta: SnapshotMeta, offset: int, data: bytes) -> None: ...
-
-    def install(self, meta: SnapshotMeta) -> None:
-        """Verify the received file, make it durable under its final name. Raises SnapshotCorrupt with nothing
-        changed."""
-        ...
-
-    def prune(self, keep: SnapshotMeta) -> None: ...
 
 
 class Replica:
@@ -116,58 +87,49 @@ class Replica:
 
     def __init__(
         self,
-        *,
-        node: NodeId,
-        address: str,
-        incarnation: int,
-        nonce: int,
+        process: Process,
         config: ReplicaConfig,
-        recovered: LogState,
-        writer: LogWriter,
-        snapshots: SnapshotFiles,
-        saver: SnapshotSaver,
+        disk: ReplicaDisk,
+        *,
         send: Callable[[Sequence[Envelope]], None],
         fail: Callable[[BaseException], None],
         rng: Random,
         wall_ms: Callable[[], int],
     ) -> None:
-        """``recovered`` is what ``durable.Replay`` found. ``send`` hands envelopes to the network (bounded,
-        may drop). ``fail`` receives an error after which this node must stop. ``wall_ms`` stamps
-        proposals."""
-        self._node, self._address = node, address
-        self._incarnation, self._nonce = incarnation, nonce
+        """``send`` hands envelopes to the network (bounded, may drop). ``fail`` receives an error after which
+        this node must stop. ``wall_ms`` stamps proposals."""
+        self._process, self._node = process, process.node
         self._config = config
-        self._snapshots = snapshots
-        self._tell_network, self._tell_failure = send, fail
+        self._snapshots = disk.snapshots
+        self._send_out, self._report_failure = send, fail
         self._rng = rng
         self._failure: BaseException | None = None
-        self._now_ms = 0
-        self._outbox = SendQueue()
+        self.now_ms = 0
+        """The driver's clock at the last tick or pump."""
+        self.outbox = SendQueue()
+        """Messages of the driver's go in here as well; they leave with the next pump."""
+        self.wants_pump = False
+        """After a pump: something waits for the next one, in case nothing else calls for it."""
         self._conflicts: dict[NodeId, Conflict] = {}
         self._later: list[Callback] = []
-        self._guard = EnvelopeGuard(node)
-        self._requests = PendingRequests(incarnation << _LIFE_BITS, config.max_pending)
-        self._applier = Applier(node, config.limits, snapshots.load)
-        self._persister = Persister(writer, self._applier.restore, snapshots)
+        self._guard = EnvelopeGuard(self._node)
+        self.requests = PendingRequests(process.incarnation << _TICKET_BITS, config.max_pending)
+        self._applier = Applier(self._node, config.limits, disk.snapshots)
+        self._persister = Persister(disk, self._applier.restore)
         self._router = Router(
-            node,
-            self._requests,
+            self._node,
+            self.requests,
             config,
             self._applier,
             self._persister,
-            session_name=f"{node:x}-{incarnation:x}-{nonce:x}",
+            session_name=f"{process.node:x}-{process.incarnation:x}-{process.nonce:x}",
             wall_ms=wall_ms,
         )
-        self._compaction = Compaction(
-            saver,
-            self._persister,
-            snapshots,
-            max_entries=config.snapshot_entries,
-            max_bytes=config.snapshot_bytes,
-        )
+        self._compaction = Compaction(config, disk, self._persister)
         self.core = None
         self._bootstrap: Bootstrap | None = None
         self._binding: tuple[Bootstrap, list[Callable[[BaseException | None], None]]] | None = None
+        recovered = disk.recovered
         if recovered.bootstrap is not None and recovered.core is not None:
             self._start(recovered.bootstrap, recovered.core)
 
@@ -176,7 +138,7 @@ class Replica:
         self._applier.begin(recovered.snapshot)
         self.core = RaftCore(self._node, self._config.core, recovered, self._rng)
         if self.core.membership.all_voters == (self._node,):
-            self.core.campaign()  # there is nobody to wait for
+            self.core.campaign()  # there is no other to wait for
 
     # -- what others look at -----------------------------------------------------------------------------
 
@@ -223,7 +185,7 @@ class Replica:
         )
 
     def trace(self, on_applied: OnApplied) -> None:
-        """Tell about each command that is applied from now on (the simulator's history)."""
+        """Report each command that is applied from now on (the simulator's history)."""
         self._applier.on_applied = on_applied
 
     # -- inputs ------------------------------------------------------------------------------------------
@@ -231,20 +193,19 @@ class Replica:
     def tick(self, now_ms: int) -> None:
         """``tick_ms`` of the monotonic clock have passed (lease deadlines, request deadlines and the core's
         tick)."""
-        self._now_ms = max(self._now_ms, now_ms)
+        self.now_ms = max(self.now_ms, now_ms)
         if self._failure is not None:
             return
         self._persister.retry()
         self._compaction.tick()
         if self.core is not None:
-            self._guarded(self._tick)
-        self._requests.expire(self._now_ms, "" if self.core is not None else _UNBOUND)
+            try:
+                self.core.tick()
+                self._router.tick(self.now_ms)
+            except (HostError, InvariantError) as error:
+                self._fail(error)
+        self.requests.expire(self.now_ms, "" if self.core is not None else _UNBOUND)
         self._router.sweep()
-
-    def _tick(self) -> None:
-        assert self.core is not None
-        self.core.tick()
-        self._router.tick(self._now_ms)
 
     def receive(self, envelope: Envelope) -> bool:
         """Whether the message was let in: it is from a member's process that still counts."""
@@ -268,7 +229,7 @@ class Replica:
                 if self._guard.is_repeated(envelope.src, ask.ticket):
                     self._guard.dropped["repeated"] += 1
                 else:
-                    self._router.asked(core, envelope.src, ask, self._now_ms)
+                    self._router.asked(core, envelope.src, ask, self.now_ms)
             case LeaderAnswer() as answer:
                 self._router.answered(answer)
             case Conflict() as conflict:
@@ -281,7 +242,7 @@ class Replica:
                 core.step(message)
 
     def _contested(self, conflict: Conflict) -> None:
-        if (conflict.node, conflict.nonce) == (self._node, self._nonce):
+        if (conflict.node, conflict.nonce) == (self._node, self._process.nonce):
             self._fail(
                 IdentityConflict(
                     f"another process speaks as node {self._node}: two processes run on copies of one data "
@@ -297,14 +258,14 @@ class Replica:
         only once this replica has applied their index, so that a local read right after them sees the
         effect. Returns a ticket for ``cancel``."""
         if self._failure is None:
-            return self._router.ask(request, done, deadline_ms, self._now_ms).ticket
-        pending = self._requests.open(request, done, deadline_ms)
-        self._requests.refuse(pending, Unavailable(f"this node has stopped: {self._failure}"))
+            return self._router.ask(request, done, deadline_ms, self.now_ms).ticket
+        pending = self.requests.open(request, done, deadline_ms)
+        self.requests.refuse(pending, Unavailable(f"this node has stopped: {self._failure}"))
         return pending.ticket
 
     def cancel(self, ticket: int) -> None:
         """Forget a request or a ``when_…``; its ``done`` is not called."""
-        self._requests.cancel(ticket)
+        self.requests.cancel(ticket)
         self._applier.by_index.cancel(ticket)
         self._applier.by_revision.cancel(ticket)
 
@@ -312,7 +273,7 @@ class Replica:
         if self.core is None:
             self._later.append(partial(done, Unavailable(_UNBOUND)))
         else:
-            self._compaction.ask(done)
+            self._compaction.asked.append(done)
 
     def peer_unreachable(self, peer: NodeId) -> None:
         if self.core is not None:
@@ -323,23 +284,15 @@ class Replica:
         if self.core is not None:
             self.core.leader_unreachable(leader)
 
-    def tell(self, peer: NodeId, message: PeerMessage) -> None:
-        """Send a message of the driver's with the next ``pump``."""
-        self._outbox.add(peer, message)
-
     def when_revision(self, revision: int, done: Callback) -> int:
         """Returns a ticket for ``cancel``. Raises Unavailable when too many wait: callers that wait for a
         revision which never comes must not be able to fill the memory."""
         waiting = self._applier.by_revision
-        if len(waiting) >= 2 * self._config.max_pending:
-            raise Unavailable(f"{len(waiting)} callers wait on this node already")
-        ticket = self._requests.new_ticket()
+        if len(waiting.callbacks) >= 2 * self._config.max_pending:
+            raise Unavailable(f"{len(waiting.callbacks)} callers wait on this node already")
+        ticket = self.requests.new_ticket()
         waiting.add(revision, ticket, done)
         return ticket
-
-    def stop(self, reason: SavaError) -> None:
-        """Refuse every request that still waits (its caller hears of it at the next ``pump``)."""
-        self._requests.end_all(reason)
 
     # -- initialization ----------------------------------------------------------------------------------
 
@@ -354,7 +307,7 @@ class Replica:
             self._binding[1].append(done)
         else:
             self._binding = bootstrap, [done]
-            self._persister.add_task(Task(partial(_write_bootstrap, bootstrap), self._bound))
+            self._persister.queue.append(Task(partial(_write_bootstrap, bootstrap), self._bound))
 
     def _bound(self, error: BaseException | None) -> None:
         assert self._binding is not None
@@ -370,74 +323,76 @@ class Replica:
 
     def pump(self, now_ms: int) -> None:
         """Carry out all that the inputs made possible: propose in one batch, send, write, apply, answer."""
-        self._now_ms = max(self._now_ms, now_ms)
+        self.now_ms = max(self.now_ms, now_ms)
+        requests, outbox = self.requests, self.outbox
         for _ in range(_MAX_ROUNDS):
             if self._failure is None:
-                self._guarded(self._work)
-            self._answer_all()
-            if self._failure is not None or not self._router.has_work:
+                try:
+                    while self._turn():
+                        pass
+                except (HostError, InvariantError) as error:
+                    self._fail(error)
+            if requests.answers or self._later:
+                self._answer_all()
+            if self._failure is not None or not (requests.waiting and self._router.has_work):
                 break
-        self._outbox.end_pump()
-        self._send()
-
-    @property
-    def wants_pump(self) -> bool:
-        """Something waits for the next pump, in case that nothing else calls for one (see ``SendQueue``)."""
-        return self._outbox.has_news
-
-    def _guarded(self, work: Callback) -> None:
-        try:
-            work()
-        except (HostError, InvariantError) as error:
-            self._fail(error)
-
-    def _work(self) -> None:
-        while self._turn():
-            pass
+        if outbox.due or outbox.fresh:
+            outbox.end_pump()
+        self.wants_pump = bool(outbox.due)
+        if outbox.ready or requests.outbox or self._conflicts:
+            self._send()
 
     def _turn(self) -> bool:
-        """One round through all parts; says whether another one has something to do."""
-        for item in self._persister.collect():
-            self._persisted(item)
-        core = self.core
+        """One round through all parts; says whether another one has something to do. Every message costs a
+        turn, so each part is only entered when it has something to do."""
+        persister, requests, core = self._persister, self.requests, self.core
+        if persister.completion is not None:
+            for item in persister.collect():
+                self._persisted(item)
+            core = self.core
         if core is None:
-            self._persister.submit()
-            return self._persister.has_completion
-        self._router.route(core, self._now_ms)
+            persister.submit()
+            return persister.completion is not None
+        self._router.route(core, self.now_ms)
         while core.has_output():
             self._carry_out(core, core.poll())
         self._router.look_at(core)
         assert self._bootstrap is not None
-        self._compaction.step(core, self.machine, self._bootstrap, self._applier.index)
-        self._send()
-        self._persister.submit()
-        if self._applier.queue:
+        compaction, applier = self._compaction, self._applier
+        has_moved = compaction.step(core, self._bootstrap, applier)
+        if self.outbox.ready or requests.outbox or self._conflicts:
+            self._send()
+        if persister.queue:
+            persister.submit()
+        if applier.queue:
             self._apply(core)
-        self._applier.reach()
+            has_moved = True
+        if applier.by_index.callbacks or applier.by_revision.callbacks:
+            applier.reach()
         return (
-            self._persister.has_completion
-            or core.has_output()
-            or self._compaction.has_result
-            or self._router.has_work
+            persister.completion is not None
+            or (has_moved and core.has_output())
+            or compaction.result is not None
+            or bool(requests.waiting and self._router.has_work)
         )
 
     def _carry_out(self, core: RaftCore, output: Output) -> None:
         for message in output.send_now:
-            self._outbox.add(message.dst, message)
+            self.outbox.add(message.dst, message)
         for chunk in output.send_chunks:
             self._send_chunk(core, chunk)
         if self._persister.add(output):
             self._release(core, output)
         self._applier.queue += output.apply
         for ready in output.reads_ready:
-            self._router.confirmed(ready.token, ready.index, self._now_ms)
+            self._router.confirmed(ready.token, ready.index, self.now_ms)
         for token in output.reads_failed:
             self._router.reads.failed(token, "the leader changed")
 
     def _release(self, core: RaftCore, output: Output) -> None:
         """Everything that the output's promises rest on is durable: now they may be made."""
         for message in output.send_after_persist:
-            self._outbox.add(message.dst, message)
+            self.outbox.add(message.dst, message)
         core.persisted(output.number)
 
     def _persisted(self, item: Persisted) -> None:
@@ -462,17 +417,19 @@ class Replica:
             return
         crc = google_crc32c.value(data)
         message = SnapshotChunk(self._node, chunk.peer, chunk.term, chunk.meta, chunk.offset, data, crc)
-        self._outbox.add(chunk.peer, message)
+        self.outbox.add(chunk.peer, message)
 
     def _apply(self, core: RaftCore) -> None:
         router = self._router
-        entries, size = self._applier.apply(core, router.proposals, router.leases, self._now_ms)
+        entries, size = self._applier.apply(core, router.proposals, router.leases, self.now_ms)
         self._compaction.applied(entries, size)
-        router.applied(self._now_ms)
+        router.applied(self.now_ms)
 
     def _answer_all(self) -> None:
-        while self._requests.has_answers:
-            for done, reply in self._requests.take_answers():
+        requests = self.requests
+        while requests.answers:
+            answers, requests.answers = requests.answers, []
+            for done, reply in answers:
                 done(reply)
         later, self._later = self._later, []
         for callback in later:
@@ -481,18 +438,17 @@ class Replica:
     def _send(self) -> None:
         if self._bootstrap is None:
             return
-        outbox = self._outbox.take()
-        outbox += self._requests.outbox
-        self._requests.outbox.clear()
+        messages, self.outbox.ready = self.outbox.ready, []
+        messages += self.requests.outbox
+        self.requests.outbox.clear()
         if self._conflicts:
-            outbox += self._conflicts.items()
+            messages += self._conflicts.items()
             self._conflicts = {}
-        if not outbox:
-            return
-        cluster, src, incarnation, nonce = self._bootstrap.cluster, self._node, self._incarnation, self._nonce
-        address = self._address
-        self._tell_network(
-            [Envelope(cluster, src, incarnation, nonce, dst, message, address) for dst, message in outbox]
+        cluster, process = self._bootstrap.cluster, self._process
+        src, address = process.node, process.address
+        incarnation, nonce = process.incarnation, process.nonce
+        self._send_out(
+            [Envelope(cluster, src, incarnation, nonce, dst, message, address) for dst, message in messages]
         )
 
     def _fail(self, error: BaseException) -> None:
@@ -500,9 +456,9 @@ class Replica:
         if self._failure is not None:
             return
         self._failure = error
-        self._outbox.clear()
-        self.stop(Unavailable(f"this node stops: {error}"))
-        self._tell_failure(error)
+        self.outbox.clear()
+        self.requests.end_all(Unavailable(f"this node stops: {error}"))
+        self._report_failure(error)
 
 
 def _contradiction(node: NodeId, bound: Bootstrap | None, bootstrap: Bootstrap) -> IdentityConflict | None:
@@ -516,7 +472,7 @@ def _contradiction(node: NodeId, bound: Bootstrap | None, bootstrap: Bootstrap) 
         return None
     return IdentityConflict(
         f"node {node} belongs to cluster {bound.cluster} with founders {bound.membership.voters}, not to "
-        f"{bootstrap.cluster} with {founders}; a node joins one cluster in its life"
+        f"{bootstrap.cluster} with {founders}; a node joins one cluster and never another"
     )
 
 
@@ -528,7 +484,7 @@ def _write_bootstrap(bootstrap: Bootstrap, log: Log) -> None:
 # -- which messages may come in ------------------------------------------------------------------------------
 
 
-CONTESTED = frozenset({"earlier life", "conflict"})
+CONTESTED = frozenset({"earlier incarnation", "conflict"})
 """Refusals that the sender should hear about."""
 MAX_PEERS = 1024
 WINDOW = 8192
@@ -553,18 +509,18 @@ class EnvelopeGuard:
     A message is meant for this node only when it names its cluster and its id, and speaks for a sender that
     still exists:
 
-    * a lower incarnation than one already heard is an earlier life of the peer: what it promised may have
+    * a lower incarnation than one already heard is an earlier process of the peer: what it promised may have
       been lost with it;
     * the same incarnation with another nonce is a second process on a copy of the peer's directory. Two
       voters with one vote can elect two leaders.
 
     In both cases the sender receives ``Conflict`` (which names the nonce that is not listened to). A late
-    message of a life that is over leads to a complaint that no process recognises. But a process that still
-    runs, while a copy of its directory was started later, learns that it is not heard, and stops with a
-    message to its operator instead of living on as a member that no other hears (tests/sim seed 68).
+    message of a process that is gone leads to a complaint that no process recognises. But a process that
+    still runs, while a copy of its directory was started later, learns that it is not heard, and stops with a
+    message to its operator instead of running on as a member that no other hears (tests/sim seed 68).
 
     A request is let through once: a copy that the network delivers again, after this node has refused the
-    first one and became leader since, would be carried out although its sender has been told that it was not.
+    first one and became leader since, would be carried out although its sender has heard that it was not.
     """
 
     def __init__(self, node: NodeId) -> None:
@@ -589,16 +545,13 @@ class EnvelopeGuard:
             return "self"
         if getattr(envelope.message, "src", envelope.src) != envelope.src:
             return "forged"
-        return self._judge_sender(envelope)
-
-    def _judge_sender(self, envelope: Envelope) -> str | None:
         peer = self._peers.get(envelope.src)
         if peer is None or envelope.incarnation > peer.incarnation:
             if peer is None and len(self._peers) >= MAX_PEERS:
                 return "too many peers"
             peer = self._peers[envelope.src] = _Peer(envelope.incarnation, envelope.nonce)
         elif envelope.incarnation < peer.incarnation:
-            return "earlier life"
+            return "earlier incarnation"
         elif envelope.nonce != peer.nonce:
             return "conflict"
         if envelope.address:
@@ -625,7 +578,7 @@ class SendQueue:
 
     After each commit the leader owes its followers the news. Sent at once and alone, that is a second message
     and a second answer per follower for every write that comes alone, half of all traffic, and a caller that
-    writes again as soon as it was answered finds the loops of all nodes busy with it. The next append tells
+    writes again as soon as it was answered finds the loops of all nodes busy with it. The next append says
     the same:
 
         answer the caller -> hold the news -> the caller writes again -> one append: entry and news
@@ -635,35 +588,27 @@ class SendQueue:
     depends on when it arrives: losing or delaying it is what a network may do at any time.
     """
 
-    __slots__ = ("_due", "_fresh", "_ready")
+    __slots__ = ("due", "fresh", "ready")
 
     def __init__(self) -> None:
-        self._ready: list[tuple[NodeId, PeerMessage]] = []
-        self._fresh: dict[NodeId, Append] = {}
+        self.ready: list[tuple[NodeId, PeerMessage]] = []
+        self.fresh: dict[NodeId, Append] = {}
         """News of this pump."""
-        self._due: dict[NodeId, Append] = {}
+        self.due: dict[NodeId, Append] = {}
         """News of the pump before; it leaves with this one."""
-
-    @property
-    def has_news(self) -> bool:
-        return bool(self._due)
 
     def add(self, dst: NodeId, message: PeerMessage) -> None:
         if type(message) is Append:
             if not message.entries:
-                (self._due if dst in self._due else self._fresh)[dst] = message
+                (self.due if dst in self.due else self.fresh)[dst] = message
                 return
-            self._due.pop(dst, None)
-            self._fresh.pop(dst, None)
-        self._ready.append((dst, message))
+            self.due.pop(dst, None)
+            self.fresh.pop(dst, None)
+        self.ready.append((dst, message))
 
     def end_pump(self) -> None:
-        self._ready += self._due.items()
-        self._due, self._fresh = self._fresh, {}
-
-    def take(self) -> list[tuple[NodeId, PeerMessage]]:
-        ready, self._ready = self._ready, []
-        return ready
+        self.ready += self.due.items()
+        self.due, self.fresh = self.fresh, {}
 
     def clear(self) -> None:
-        self._ready, self._due, self._fresh = [], {}, {}
+        self.ready, self.due, self.fresh = [], {}, {}

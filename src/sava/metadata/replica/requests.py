@@ -4,7 +4,7 @@ The hard question about a request whose answer is missing is whether it may have
 counts its *open attempts*: places where a copy of it was appended or sent, and whose fate is not known. A
 definite refusal ("I do not lead, nothing was appended", or another entry found at the index where it was
 appended) closes one attempt. When the deadline passes, a request without open attempts had no effect and may
-be repeated by anybody; one with open attempts is ``outcome_unknown``, and saying anything else about it
+be repeated by any caller; one with open attempts is ``outcome_unknown``, and saying anything else about it
 would be a guess.
 
 Answers are collected and handed out at the end of a pump, never from inside the call that asked.
@@ -42,7 +42,8 @@ internal ones."""
 
 class Request:
     """One request that waits for its answer. ``src`` is the peer that asked, or NO_NODE for a caller on this
-    node. Only its own methods change what may be said of it."""
+    node. Only its own methods change what may be said of it: the count of open attempts, its copies, its
+    name, and whether it is settled. The queues that it stands in keep ``is_waiting`` and ``is_done``."""
 
     __slots__ = (
         "blocked_by",
@@ -91,6 +92,7 @@ class Request:
         self.seq = 0
         """Its name in this replica's own session, when it has one."""
         self.reason = "no leader is known"
+        """What it waits for; its caller reads that when the deadline passes."""
         self.blocked_by: Request | None = None
         """Another request that must be answered first; its reason is then this one's too."""
 
@@ -123,19 +125,6 @@ class Request:
         return self.open_attempts == 1 and not self.was_sent
 
     # -- what happens to it ------------------------------------------------------------------------------
-
-    def queued(self) -> None:
-        self.is_waiting = True
-
-    def taken(self) -> None:
-        self.is_waiting = False
-
-    def ended(self) -> None:
-        self.is_done = True
-
-    def explain(self, reason: str) -> None:
-        """What it waits for; its caller reads that when the deadline passes."""
-        self.reason = reason
 
     def named(self, session: int, seq: int) -> None:
         """From now on a second copy is harmless."""
@@ -177,7 +166,7 @@ class Request:
             self.open_attempts -= 1
         self.reason = reply.message
 
-    def begin_anew(self) -> None:
+    def begin_again(self) -> None:
         """Its session is gone, and its only copy was refused for that: it certainly had no effect."""
         self.open_attempts = 0
         self.session = self.seq = 0
@@ -201,21 +190,19 @@ class PendingRequests:
         self._remote: dict[Request, None] = {}
         self._earliest = FOREVER
         self._ended_early = 0
-        self._answers: list[tuple[OnReply, Reply]] = []
+        self.answers: list[tuple[OnReply, Reply]] = []
+        """To be handed out at the end of the pump."""
         self.on_close: Callable[[Request], None] | None = None
-        """Told about each request that ends, however it ends."""
-        self._waiting: list[Request] = []
+        """Called with each request that ends, however it ends."""
+        self.waiting: list[Request] = []
+        """What must find a leader."""
         self.outbox: list[tuple[NodeId, LeaderAnswer | Ask]] = []
-
-    @property
-    def has_answers(self) -> bool:
-        return bool(self._answers)
 
     # -- opening -----------------------------------------------------------------------------------------
 
     def new_ticket(self) -> int:
-        """Never used twice, not even by a later life of this node: an answer that was on its way when it died
-        must not be taken for the answer to another question."""
+        """Never used twice, not even by a later process of this node: an answer that was on its way when it
+        died must not be taken for the answer to another question."""
         self._next_ticket += 1
         return self._next_ticket
 
@@ -241,21 +228,17 @@ class PendingRequests:
 
     # -- finding a leader --------------------------------------------------------------------------------
 
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
-
     def wait(self, pending: Request) -> None:
         """The request must find a leader (again)."""
         if not pending.is_waiting:
-            pending.queued()
-            self._waiting.append(pending)
+            pending.is_waiting = True
+            self.waiting.append(pending)
 
     def take_waiting(self) -> list[Request]:
-        waiting, self._waiting = self._waiting, []
+        waiting, self.waiting = self.waiting, []
         ready = []
         for pending in waiting:
-            pending.taken()
+            pending.is_waiting = False
             if not pending.is_done and not pending.is_settled:
                 ready.append(pending)
         return ready
@@ -267,7 +250,7 @@ class PendingRequests:
             return
         self._close(pending)
         if pending.done is not None:
-            self._answers.append((pending.done, reply))
+            self.answers.append((pending.done, reply))
         elif pending.src != NO_NODE:
             self.outbox.append((pending.src, LeaderAnswer(pending.ticket, reply)))
 
@@ -282,7 +265,7 @@ class PendingRequests:
             self._close(pending)
 
     def _close(self, pending: Request) -> None:
-        pending.ended()
+        pending.is_done = True
         if pending.src == NO_NODE:
             del self._pending[pending.ticket]
         else:
@@ -332,12 +315,8 @@ class PendingRequests:
         """Whether requests have ended that still stand in some queue. Without a leader nothing takes them
         out, and callers that give up and ask again would fill the memory."""
         ended, self._ended_early = self._ended_early, 0
-        self._waiting = living(self._waiting) if ended else self._waiting
+        self.waiting = living(self.waiting) if ended else self.waiting
         return ended > 0
-
-    def take_answers(self) -> list[tuple[OnReply, Reply]]:
-        answers, self._answers = self._answers, []
-        return answers
 
 
 def living(queue: Iterable[Request]) -> list[Request]:
@@ -360,7 +339,8 @@ class OwnSession:
 
     A request that was sent and not answered may have been applied. It is repeated under the same (session,
     seq), and the state machine answers the copy from memory. The session is opened by the first request that
-    needs it, with a nonce that no other life of any node uses; repeating the opening gives the same session.
+    needs it, with a nonce that no other process of any node uses; repeating the opening gives the same
+    session.
 
     ``low`` is the lowest number still asked about: the state machine forgets answers below it. The machine
     keeps a bounded window of answers, so numbers are given out only within that window; requests beyond it
@@ -378,44 +358,36 @@ class OwnSession:
         self._window = window
         self._idle_ms = idle_ms
         self._openings = 0
-        self._session = 0
+        self.session = 0
         self._opening: Request | None = None
         self._last_use_ms = 0
         self._next_seq = 1
-        self._low = 1
+        self.low = 1
+        """Of ``session``; it says nothing about the numbers of an earlier one."""
         self._outstanding: set[int] = set()
         self._backlog: deque[Request] = deque()
 
-    @property
-    def session(self) -> int:
-        return self._session
-
-    @property
-    def low(self) -> int:
-        """Of ``session``; it says nothing about the numbers of an earlier one."""
-        return self._low
-
     def admit(self, pending: Request, now_ms: int) -> None:
         """Give the request its number and let it find the leader, or keep it until there is one."""
-        if self._session and not self._outstanding and now_ms - self._last_use_ms > self._idle_ms // 2:
-            self._session = 0
+        if self.session and not self._outstanding and now_ms - self._last_use_ms > self._idle_ms // 2:
+            self.session = 0
         # Also when the request is only put aside: the session that it opens is fresh, and must not look idle
         # to the next one.
         self._last_use_ms = now_ms
-        if not self._session or self._next_seq - self._low >= self._window or self._backlog:
+        if not self.session or self._next_seq - self.low >= self._window or self._backlog:
             self._postpone(pending)
         else:
             self._number(pending)
 
     def _number(self, pending: Request) -> None:
-        pending.named(self._session, self._next_seq)
+        pending.named(self.session, self._next_seq)
         self._outstanding.add(self._next_seq)
         self._next_seq += 1
         self._requests.wait(pending)
 
     def _postpone(self, pending: Request) -> None:
         self._backlog.append(pending)
-        if not self._session and self._opening is None:
+        if not self.session and self._opening is None:
             self._openings += 1
             nonce = f"{self._name}-{self._openings}".encode()
             self._opening = self._requests.open(Propose(SessionOpen(nonce)), self._opened, FOREVER)
@@ -425,8 +397,8 @@ class OwnSession:
     def _opened(self, reply: Reply) -> None:
         self._opening = None
         if isinstance(reply, Committed) and isinstance(reply.result, SessionResult):
-            self._session = reply.result.session
-            self._next_seq = self._low = 1
+            self.session = reply.result.session
+            self._next_seq = self.low = 1
             self._outstanding.clear()
             self._drain()
             return
@@ -436,20 +408,20 @@ class OwnSession:
             self._requests.refuse(pending, Unavailable(f"no session could be opened: {message}"))
 
     def _drain(self) -> None:
-        while self._backlog and self._session and self._next_seq - self._low < self._window:
+        while self._backlog and self.session and self._next_seq - self.low < self._window:
             pending = self._backlog.popleft()
             if not pending.is_done:
                 self._number(pending)
 
     def release(self, pending: Request) -> None:
         """The request has ended, however it ended: no caller will ask about its number again."""
-        if pending.seq and pending.session == self._session:
+        if pending.seq and pending.session == self.session:
             self._outstanding.discard(pending.seq)
             self._advance()
 
     def _advance(self) -> None:
-        while self._low < self._next_seq and self._low not in self._outstanding:
-            self._low += 1
+        while self.low < self._next_seq and self.low not in self._outstanding:
+            self.low += 1
         if self._backlog:
             self._drain()
 
@@ -469,13 +441,13 @@ class OwnSession:
             self._requests.answer(pending, Committed(index, result))
 
     def _refused(self, pending: Request, result: CommandRefused) -> None:
-        if pending.session == self._session and result.code == SessionExpired.code:
-            self._session = 0
+        if pending.session == self.session and result.code == SessionExpired.code:
+            self.session = 0
         if result.code == RequestForgotten.code or not pending.was_only_appended_here:
             unknown: SavaError = OutcomeUnknown(f"{result.message}; an earlier copy may have taken effect")
             self._requests.answer(pending, Failed(OutcomeUnknown.code, str(unknown), 0, maybe_applied=True))
             return
-        pending.begin_anew()
+        pending.begin_again()
         self._postpone(pending)
 
 

@@ -31,9 +31,8 @@ from sava.metadata.peer import (
     TransferLeadership,
     Transferred,
 )
-from sava.metadata.replica.applier import Applier
 from sava.metadata.replica.config import ReplicaConfig
-from sava.metadata.replica.persister import Persister
+from sava.metadata.replica.persister import Applier, Persister
 from sava.metadata.replica.proposals import LeaseKeeper, Proposals, ReadRounds
 from sava.metadata.replica.requests import Forwarding, OnReply, OwnSession, PendingRequests, Request
 from sava.raft.core import RaftCore, Role, Status
@@ -85,11 +84,10 @@ class Router:
 
     @property
     def has_work(self) -> bool:
-        return self._requests.has_waiting and self._knows_leader
-
-    @property
-    def _knows_leader(self) -> bool:
-        return bool(self.leading_term) or self._leader not in (NO_NODE, self._node)
+        """A request waits, and a leader is known."""
+        return bool(
+            self._requests.waiting and (self.leading_term or self._leader not in (NO_NODE, self._node))
+        )
 
     # -- requests of local callers -----------------------------------------------------------------------
 
@@ -104,7 +102,7 @@ class Router:
                 self._session.admit(pending, now_ms)
                 return pending
         if isinstance(request, ReadIndex):
-            self.reads.add(pending)
+            self.reads.arrived.append(pending)
         else:
             self._requests.wait(pending)
         return pending
@@ -122,8 +120,9 @@ class Router:
 
     def route(self, core: RaftCore, now_ms: int) -> None:
         """Serve what waits, or send it to the leader; without a leader it waits on."""
-        self.reads.gather()
-        if self.has_work:
+        if self.reads.arrived:
+            self.reads.gather()
+        if self._requests.waiting and self.has_work:
             for pending in self._requests.take_waiting():
                 if self.leading_term:
                     self._serve(core, pending, now_ms)
@@ -131,9 +130,10 @@ class Router:
                     self._forwarding.send(pending, self._leader)
         if self.leading_term:
             # What waits here waits for a disk at work, whose completion brings the next turn.
-            if self._persister.is_idle or self.proposals.has_batch:
+            if self.proposals.queue and (self._persister.is_idle or self.proposals.has_batch):
                 self.proposals.flush(core)
-            self.reads.flush(core)
+            if self.reads.asked:
+                self.reads.flush(core)
 
     # -- the leader's side -------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Router:
                 else:
                     self.proposals.submit(pending)
             case ReadIndex():
-                self.reads.confirm(pending)
+                self.reads.asked.append(pending)
             case KeepAlive():
                 self.leases.serve(pending, now_ms)
             case ChangeMembership():
@@ -219,7 +219,7 @@ class Router:
         if core.leader != self._leader:
             self._leader = core.leader
             self._forwarding.leader_changed()
-        if self._admin.has_open:
+        if self._admin.changes or self._admin.transferring is not None:
             self._admin.look(core)
 
     def _lose_leadership(self, reason: str) -> None:
@@ -275,10 +275,10 @@ class AdminRequests:
 
     def __init__(self, requests: PendingRequests) -> None:
         self._requests = requests
-        self._changes: list[tuple[Request, int, int]] = []
+        self.changes: list[tuple[Request, int, int]] = []
         """Index and term of the entry that began the change. More than one for a moment: the core takes the
         next as soon as the last is committed."""
-        self._transfer: tuple[Request, NodeId] | None = None
+        self.transferring: tuple[Request, NodeId] | None = None
 
     def change(self, core: RaftCore, pending: Request) -> None:
         assert isinstance(pending.body, ChangeMembership)
@@ -290,11 +290,11 @@ class AdminRequests:
             self._requests.retry(pending, str(error))
         else:
             pending.appended("the change is not committed yet")
-            self._changes.append((pending, index, core.term_at(index)))
+            self.changes.append((pending, index, core.term_at(index)))
 
     def transfer(self, core: RaftCore, pending: Request) -> None:
         assert isinstance(pending.body, TransferLeadership)
-        if self._transfer is not None:
+        if self.transferring is not None:
             self._requests.refuse(pending, MembershipBusy("leadership is being transferred already"))
             return
         to = pending.body.to or _most_up_to_date(core.status())
@@ -309,24 +309,20 @@ class AdminRequests:
             self._requests.retry(pending, str(error))
         else:
             pending.appended(f"node {to} has not taken over yet")
-            self._transfer = pending, to
-
-    @property
-    def has_open(self) -> bool:
-        return bool(self._changes) or self._transfer is not None
+            self.transferring = pending, to
 
     def look(self, core: RaftCore) -> None:
         """Answer what is complete by now, and what can no longer be."""
         status = core.status()
-        if self._changes:
-            for pending, index, term in self._changes:
+        if self.changes:
+            for pending, index, term in self.changes:
                 self._look_at_change(pending, index, term, core, status)
-            self._changes = [change for change in self._changes if not change[0].is_done]
-        if self._transfer is not None:
-            pending, to = self._transfer
+            self.changes = [change for change in self.changes if not change[0].is_done]
+        if self.transferring is not None:
+            pending, to = self.transferring
             self._look_at_transfer(pending, to, status)
             if pending.is_done:
-                self._transfer = None
+                self.transferring = None
 
     def _look_at_change(
         self, pending: Request, index: int, term: int, core: RaftCore, status: Status

@@ -78,8 +78,8 @@ class Stretch(NamedTuple):
     skipped: int
     """Messages of the source that are not in it."""
 
-    def message(self) -> pb.Stretch:
-        return pb.Stretch(
+    def message(self) -> pb.SourceRange:
+        return pb.SourceRange(
             start=self.start, end=self.end, begin=self.begin, batches=self.batches, offsets=self.offsets
         )
 
@@ -96,7 +96,7 @@ class CopyProgress:
     duplicates: int = 0
     skipped: int = 0
 
-    def receive(self, stretch: Stretch, receipt: pb.ChainReceipt) -> None:
+    def receive(self, stretch: Stretch, receipt: pb.SourceReceipt) -> None:
         """The stretch is durable."""
         self.is_known, self.position = True, receipt.position
         self.kept_position = receipt.kept_position
@@ -114,12 +114,12 @@ class Chain:
     ) -> None:
         self.topic = topic
         self.progress = CopyProgress()
-        self.ended: pb.ChainEnded | None = None
+        self.ended: pb.SourceEnded | None = None
         """A stretch was refused, or failed."""
         self._loop = loop
         self._connection = connection
         self._owners = owners
-        self._opening = pb.AppendRequest(open=pb.OpenChain(topic=topic, source=source))
+        self._opening = pb.AppendRequest(open=pb.OpenSource(topic=topic, source=source))
         self._streams = AsyncExitStack()
         """Ends the stream that is open."""
         self._stream: ClientStream | None = None
@@ -132,7 +132,7 @@ class Chain:
 
     # -- for the thread that copies ----------------------------------------------------------
 
-    def open(self, *, until: float, life_until: float) -> pb.ChainOpened:
+    def open(self, *, until: float, life_until: float) -> pb.SourceOpened:
         """At the owner of the topic, or through any broker. ``life_until``: when the stream ends, come what
         may. Raises Unavailable, Refused."""
         return self._loop.run(self._within(self._open(life_until), until, "opened"))
@@ -162,7 +162,7 @@ class Chain:
                 f"{self.topic}: the target has not {what} within {loop.time() - began:.1f} s"
             ) from None
 
-    async def _open(self, life_until: float) -> pb.ChainOpened:
+    async def _open(self, life_until: float) -> pb.SourceOpened:
         route, backoff = Route(self._connection, self.topic, self._owners.get(self.topic)), ReconnectBackoff()
         while True:
             try:
@@ -178,7 +178,7 @@ class Chain:
                     raise
                 await asyncio.sleep(delay)
 
-    async def _open_at(self, address: str, life_until: float) -> pb.ChainOpened:
+    async def _open_at(self, address: str, life_until: float) -> pb.SourceOpened:
         self._is_opening = True
         self._stream = await self._streams.enter_async_context(
             open_stream(
@@ -190,7 +190,7 @@ class Chain:
                 timeout=self._left(life_until),
             )
         )
-        opened: pb.ChainOpened = (await self._stream.open(self._opening)).opened
+        opened: pb.SourceOpened = (await self._stream.open(self._opening)).opened
         self._is_opening = False
         self._failure = None
         self.progress.is_known, self.progress.position = opened.is_known, opened.position
@@ -212,7 +212,7 @@ class Chain:
         self._unanswered.append(stretch)
         self._unanswered_bytes += size
         try:
-            await self._stream.write(pb.AppendRequest(stretch=stretch.message()))
+            await self._stream.write(pb.AppendRequest(range=stretch.message()))
         except ClientError as error:
             # The end of the stream says why, and a write only that it has ended.
             assert self._reading is not None
@@ -253,14 +253,14 @@ class Chain:
         finally:
             self._changed.set()
 
-    def _receive(self, receipt: pb.ChainReceipt) -> None:
+    def _receive(self, receipt: pb.SourceReceipt) -> None:
         if not self._unanswered or self._unanswered[0].end != receipt.position:
             raise ClientError(f"{self.topic}: the target has a receipt for {receipt.position}, out of order")
         stretch = self._unanswered.popleft()
         self._unanswered_bytes -= len(stretch.batches)
         self.progress.receive(stretch, receipt)
 
-    def _end(self, ended: pb.ChainEnded) -> None:
+    def _end(self, ended: pb.SourceEnded) -> None:
         self.ended = ended
         if ended.may_pass:
             self._owners.forget(self.topic)  # it may have moved

@@ -63,7 +63,7 @@ READ_S: Final = 2.0
 READ_BYTES: Final = 8 << 20
 """The bytes to read from one of them."""
 
-Answers = dict[str, pb.ChainReceipt | None]
+Answers = dict[str, pb.SourceReceipt | None]
 
 
 def copy_together(
@@ -117,11 +117,11 @@ def _stretch(ends: LinkEnds, errand: Errand, batches: Sequence[RecordBatch]) -> 
         return None
 
 
-def _message(ends: LinkEnds, errand: Errand, stretch: Stretch) -> pb.ChainStretch:
-    return pb.ChainStretch(
-        chain=pb.OpenChain(topic=errand.name, source=ends.source_of(errand.name, errand.topic_id)),
+def _message(ends: LinkEnds, errand: Errand, stretch: Stretch) -> pb.EachAppend:
+    return pb.EachAppend(
+        open=pb.OpenSource(topic=errand.name, source=ends.source_of(errand.name, errand.topic_id)),
         topic_id=errand.target_topic_id,
-        stretch=stretch.message(),
+        range=stretch.message(),
     )
 
 
@@ -136,7 +136,7 @@ END_S: Final = 9.0
 SOURCE_S: Final = 5.0
 """An errand gives up after this time without a broker of the source."""
 
-BROKEN: Final = "chain_broken"
+BROKEN: Final = "source_position_mismatch"
 
 
 def copy(share: CopyShare) -> list[CopyOutcome]:
@@ -271,7 +271,7 @@ class _Copy:
         finally:
             chain.close()
 
-    def _sent(self, chain: Chain, opened: pb.ChainOpened) -> CopyOutcome:
+    def _sent(self, chain: Chain, opened: pb.SourceOpened) -> CopyOutcome:
         failure: Exception | None = None
         try:
             self._send(chain, opened)
@@ -286,7 +286,7 @@ class _Copy:
             return self._ended(chain.ended)
         return self._result() if failure is None else self._failed(failure)
 
-    def _send(self, chain: Chain, opened: pb.ChainOpened) -> None:
+    def _send(self, chain: Chain, opened: pb.SourceOpened) -> None:
         errand = self.errand
         start = opened.position if opened.is_known else errand.begin
         assert start is not None
@@ -335,7 +335,7 @@ class _Copy:
             may_pass=may_pass,
         )
 
-    def _ended(self, ended: pb.ChainEnded) -> CopyOutcome:
+    def _ended(self, ended: pb.SourceEnded) -> CopyOutcome:
         if ended.code == BROKEN:
             return self._result()  # another driver copied it first
         if ended.code == "schema_refused":

@@ -87,8 +87,8 @@ class TargetCluster:
         return Chain(self._loop, self._connection, self._owners, topic, source)
 
     def append_each(
-        self, stretches: Sequence[pb.ChainStretch], *, until: float
-    ) -> Future[dict[str, pb.ChainReceipt | None]]:
+        self, stretches: Sequence[pb.EachAppend], *, until: float
+    ) -> Future[dict[str, pb.SourceReceipt | None]]:
         """Multi-topic append: one range for each topic, one call per broker. Returns receipts by topic; None
         if the range was refused or its outcome is unknown. A topic is missing if its range was sent and not
         answered before ``until`` (``time.monotonic``)."""

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from sava.ledger.protocol.health import (
+from sava.ledger.protocol.owner import (
     AVOID_S,
     DAMPED_S,
     ENOUGH_ANSWERS,

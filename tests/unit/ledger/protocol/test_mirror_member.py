@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sava.ledger.protocol.member import LedgerMember, MemberNote, held_after_restart
-from sava.ledger.protocol.messages import (
+from sava.ledger.protocol.member import (
     CopyState,
     Durable,
     Fence,
@@ -11,12 +10,15 @@ from sava.ledger.protocol.messages import (
     Join,
     JoinAnswer,
     LedgerAppend,
+    LedgerMember,
     LedgerRefused,
+    MemberNote,
     RefusalReason,
     Trim,
     WriteBack,
     decode,
     encode,
+    held_after_restart,
 )
 from sava.ledger.protocol.record import LedgerId, Range, StorageId
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sava.ledger.protocol.messages import (
+from sava.ledger.protocol.member import (
     Check,
     CheckAnswer,
     CopyState,

@@ -42,7 +42,7 @@ class MemoryChain:
     messages: list[Message] = field(default_factory=list)
     stretches: list[tuple[int, int]] = field(default_factory=list)
 
-    def take(self, stretch: pb.Stretch) -> int | None:
+    def take(self, stretch: pb.SourceRange) -> int | None:
         """How many messages were appended; None: it does not follow."""
         if stretch.begin is self.is_known or (self.is_known and stretch.start != self.position):
             return None
@@ -57,13 +57,13 @@ class MemoryChain:
         return len(found)
 
 
-Order = Callable[[MemoryChain, pb.Stretch], pb.ChainEnded | Fault | None]
+Order = Callable[[MemoryChain, pb.SourceRange], pb.SourceEnded | Fault | None]
 """What is to happen in place of taking a stretch: the end of the chain, or of the stream; None: take it."""
 
 
 class Replica(rpc.ReplicaServicer):
     def __init__(self) -> None:
-        self.chains: dict[str, MemoryChain] = {}
+        self.sources: dict[str, MemoryChain] = {}
         self.order: Order = lambda chain, stretch: None
         self.refuse_opening: dict[str, Fault] = {}
         self.refuse_openings: list[Fault] = []
@@ -85,7 +85,7 @@ class Replica(rpc.ReplicaServicer):
         self.unanswered = 0
 
     def chain(self, topic: str) -> MemoryChain:
-        return self.chains.setdefault(topic, MemoryChain())
+        return self.sources.setdefault(topic, MemoryChain())
 
     async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # as in the real one
         opening = (await context.read()).open
@@ -97,7 +97,7 @@ class Replica(rpc.ReplicaServicer):
         if opening.topic in self.silent_openings:
             await asyncio.Event().wait()
         chain = self.chain(opening.topic)
-        opened = pb.ChainOpened(
+        opened = pb.SourceOpened(
             is_known=chain.is_known,
             position=chain.position,
             topic_id=TARGET_TOPIC_ID,
@@ -105,12 +105,12 @@ class Replica(rpc.ReplicaServicer):
             kept_position=chain.position,
         )
         await context.write(pb.AppendResponse(opened=opened))
-        taken: asyncio.Queue[pb.ChainReceipt | pb.ChainEnded | Fault] = asyncio.Queue()
+        taken: asyncio.Queue[pb.SourceReceipt | pb.SourceEnded | Fault] = asyncio.Queue()
         answering = asyncio.ensure_future(self._answer(taken, context))
         self.unanswered = 0
         try:
             while (request := await context.read()) is not END and not answering.done():
-                stretch = request.stretch
+                stretch = request.range
                 self.unanswered += 1
                 self.most_unanswered = max(self.most_unanswered, self.unanswered)
                 taken.put_nowait(self._taken(chain, stretch))
@@ -121,35 +121,40 @@ class Replica(rpc.ReplicaServicer):
     async def AppendEach(self, request: pb.AppendEachRequest, context: Any) -> Any:
         if self.is_older:
             await UNKNOWN.tell(context)
-        self.together.append([each.chain.topic for each in request.stretches])
-        answers = [self._answered(number, each) for number, each in enumerate(request.stretches)]
+        self.together.append([each.open.topic for each in request.appends])
+        answers = [self._answered(number, each) for number, each in enumerate(request.appends)]
         await self.receipts.wait()
         if self.breaks_together:
             await AWAY.tell(context)
         for first in range(0, len(answers), 3):
             yield pb.AppendEachResponse(answers=answers[first : first + 3])
 
-    def _answered(self, number: int, each: pb.ChainStretch) -> pb.StretchAnswer:
-        topic = each.chain.topic
+    def _answered(self, number: int, each: pb.EachAppend) -> pb.EachAnswer:
+        topic = each.open.topic
         if topic in self.refuse_together:
-            return pb.StretchAnswer(number=number, code=self.refuse_together[topic])
+            return pb.EachAnswer(number=number, code=self.refuse_together[topic])
         if each.topic_id != TARGET_TOPIC_ID:
-            return pb.StretchAnswer(number=number, code="topic_mismatch")
-        answer = self._taken(self.chain(topic), each.stretch)
-        if isinstance(answer, pb.ChainReceipt):
-            return pb.StretchAnswer(number=number, receipt=answer)
-        return pb.StretchAnswer(number=number, code=answer.code)
+            return pb.EachAnswer(number=number, code="topic_mismatch")
+        answer = self._taken(self.chain(topic), each.range)
+        if isinstance(answer, pb.SourceReceipt):
+            return pb.EachAnswer(number=number, receipt=answer)
+        return pb.EachAnswer(number=number, code=answer.code)
 
-    def _taken(self, chain: MemoryChain, stretch: pb.Stretch) -> pb.ChainReceipt | pb.ChainEnded | Fault:
+    def _taken(
+        self, chain: MemoryChain, stretch: pb.SourceRange
+    ) -> pb.SourceReceipt | pb.SourceEnded | Fault:
         ordered = self.order(chain, stretch)
         if ordered is not None:
             return ordered
         count = chain.take(stretch)
         if count is None:
-            return pb.ChainEnded(
-                code="chain_broken", reason="as told", is_known=chain.is_known, position=chain.position
+            return pb.SourceEnded(
+                code="source_position_mismatch",
+                reason="as told",
+                is_known=chain.is_known,
+                position=chain.position,
             )
-        return pb.ChainReceipt(position=stretch.end, appended=count, kept_position=stretch.end)
+        return pb.SourceReceipt(position=stretch.end, appended=count, kept_position=stretch.end)
 
     async def _answer(self, taken: asyncio.Queue[Any], context: Any) -> None:
         while True:
@@ -158,7 +163,7 @@ class Replica(rpc.ReplicaServicer):
             if isinstance(answer, Fault):
                 await answer.tell(context)
             self.unanswered -= 1
-            if isinstance(answer, pb.ChainEnded):
+            if isinstance(answer, pb.SourceEnded):
                 await context.write(pb.AppendResponse(ended=answer))
                 return
             await context.write(pb.AppendResponse(receipt=answer))

@@ -39,7 +39,7 @@ def chain(world: World) -> Iterator[Chain]:
     chain.close()
 
 
-def opened(chain: Chain) -> pb.ChainOpened:
+def opened(chain: Chain) -> pb.SourceOpened:
     return chain.open(until=soon(), life_until=soon(20))
 
 
@@ -100,10 +100,10 @@ def test_what_is_answered_makes_room(world: World, chain: Chain) -> None:
 def test_the_first_failure_is_the_end(world: World, chain: Chain) -> None:
     """3 fails and 4 … are on their way behind it: the position is 3, whatever was sent."""
 
-    def order(chain: MemoryChain, given: pb.Stretch) -> pb.ChainEnded | None:
+    def order(chain: MemoryChain, given: pb.SourceRange) -> pb.SourceEnded | None:
         if given.start != 3:
             return None
-        return pb.ChainEnded(code="disk_full", reason="full", may_pass=True, is_known=True, position=3)
+        return pb.SourceEnded(code="disk_full", reason="full", may_pass=True, is_known=True, position=3)
 
     opened(chain)
     world.replica.order = order
@@ -130,7 +130,7 @@ def test_a_stream_that_breaks_says_nothing_of_what_was_sent(world: World, chain:
 
 def test_an_answer_that_does_not_belong_to_a_stretch_is_no_progress(world: World, chain: Chain) -> None:
     opened(chain)
-    world.replica.order = lambda chain, given: pb.ChainReceipt(position=17)  # type: ignore[assignment,return-value]  # which is what is wrong
+    world.replica.order = lambda chain, given: pb.SourceReceipt(position=17)  # type: ignore[assignment,return-value]  # which is what is wrong
     chain.put(stretch(0, begin=True), until=soon())
     with pytest.raises(ClientError, match="out of order"):
         chain.settle(until=soon())

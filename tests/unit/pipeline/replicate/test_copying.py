@@ -43,11 +43,11 @@ def hurry(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         monkeypatch.setattr(copying, name, part * seconds)
 
 
-def ends(code: str, at: Callable[[pb.Stretch], bool], *, may_pass: bool = False) -> Any:
-    def order(chain: MemoryChain, stretch: pb.Stretch) -> pb.ChainEnded | None:
+def ends(code: str, at: Callable[[pb.SourceRange], bool], *, may_pass: bool = False) -> Any:
+    def order(chain: MemoryChain, stretch: pb.SourceRange) -> pb.SourceEnded | None:
         if not at(stretch):
             return None
-        return pb.ChainEnded(
+        return pb.SourceEnded(
             code=code,
             reason="as ordered",
             may_pass=may_pass,
@@ -123,7 +123,7 @@ def test_the_failure_of_one_stretch_in_a_row_loses_nothing(world: World, failing
     world.publish(TOPIC, 300, per_batch=10, size=LARGE)
     seen = 0
 
-    def at(stretch: pb.Stretch) -> bool:
+    def at(stretch: pb.SourceRange) -> bool:
         nonlocal seen
         seen += 1
         return seen == failing + 1
@@ -140,7 +140,7 @@ def test_somebody_who_was_faster_is_no_error(world: World) -> None:
     world.publish(TOPIC, 300, per_batch=10, size=LARGE)
     is_first = True
 
-    def order(chain: MemoryChain, stretch: pb.Stretch) -> None:
+    def order(chain: MemoryChain, stretch: pb.SourceRange) -> None:
         """The other one copies up to 200 as soon as this one has begun."""
         nonlocal is_first
         if is_first:
@@ -225,7 +225,7 @@ def test_a_target_that_falls_silent_holds_nobody(world: World, monkeypatch: pyte
     """What it has said before counts."""
     world.publish(TOPIC, 300, per_batch=10, size=LARGE)
 
-    def order(chain: MemoryChain, stretch: pb.Stretch) -> None:
+    def order(chain: MemoryChain, stretch: pb.SourceRange) -> None:
         if stretch.start > 100:
             world.replica.receipts.clear()
 

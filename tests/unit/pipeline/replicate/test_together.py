@@ -64,7 +64,7 @@ def test_each_broker_has_one_call_with_what_it_has(world: World) -> None:
     """Of two at either end, which have other halves of the topics."""
     source, remote = Source(), Remote()
     source.topics = world.source.topics
-    remote.replica.chains = world.replica.chains
+    remote.replica.sources = world.replica.sources
     for broker in (source, remote):
         world.loop.run(broker.start())
     for number, name in enumerate(NAMES):
@@ -134,10 +134,10 @@ def test_those_that_are_refused_say_why_and_disturb_no_other(world: World, erran
     errands[2] = replace(errands[2], target_topic_id=77)
     world.replica.chain(missing).is_known = False
 
-    def order(chain: MemoryChain, stretch: pb.Stretch) -> pb.ChainEnded | None:
+    def order(chain: MemoryChain, stretch: pb.SourceRange) -> pb.SourceEnded | None:
         if chain is not world.replica.chain(full):
             return None
-        return pb.ChainEnded(code="disk_full", may_pass=True, is_known=True, position=chain.position)
+        return pb.SourceEnded(code="disk_full", may_pass=True, is_known=True, position=chain.position)
 
     world.replica.order = order
     outcomes = run(world, errands)
@@ -161,9 +161,9 @@ def test_a_message_that_is_too_large_stops_its_own_topic(world: World, errands: 
     world.publish(NAMES[0], 10, per_batch=10, size=500)
     world.replica.max_message_size = 400
 
-    def order(chain: MemoryChain, stretch: pb.Stretch) -> pb.ChainEnded | None:
+    def order(chain: MemoryChain, stretch: pb.SourceRange) -> pb.SourceEnded | None:
         if chain is world.replica.chain(NAMES[0]) and stretch.end > BEFORE + NEWS:
-            return pb.ChainEnded(code="message_too_large", is_known=True, position=chain.position)
+            return pb.SourceEnded(code="message_too_large", is_known=True, position=chain.position)
         return None
 
     world.replica.order = order

@@ -1,7 +1,7 @@
-"""The service ``Journals`` of the admin port: the records of journals, how far the own one is, and the loss
+"""The service ``Ledgers`` of the admin port: the records of ledgers, how far the own one is, and the loss
 that an operator may accept.
 
-Any broker lists them: records are in the metadata store. How far each disk is, only the journal's owner
+Any broker lists them: records are in the metadata store. How far each disk is, only the ledger's owner
 knows, and is asked; how far a recovery is, only the leader. Recoveries are begun and given up by the leader
 (NotController, and the call is passed on to it).
 """
@@ -19,7 +19,6 @@ from sava.api.messages import to_message
 from sava.cluster.records import LedgerUnknown
 from sava.errors import SavaError
 from sava.ledger.failover import Failover, LossReport, UncleanRecovery
-from sava.ledger.live_brokers import LiveBrokers
 from sava.ledger.protocol import (
     LedgerId,
     LedgerRecord,
@@ -28,22 +27,22 @@ from sava.ledger.protocol import (
     Range,
     StorageId,
 )
-from sava.ledger.records import LedgerRecords, Stored
+from sava.ledger.registry import LedgerRecords, LiveBrokers, Stored
 from sava.ledger.writer import LedgerWriter
 from sava.peers import error_mapping
 from sava.peers.forwarding import Forwarder, is_forwarded
-from sava.proto import journals_pb2 as pb
-from sava.proto import journals_pb2_grpc as rpc
+from sava.proto import ledgers_pb2 as pb
+from sava.proto import ledgers_pb2_grpc as rpc
 
-LIST: Final = "/sava.admin.Journals/ListJournals"
-DESCRIBE: Final = "/sava.admin.Journals/DescribeJournal"
+LIST: Final = "/sava.admin.Ledgers/ListLedgers"
+DESCRIBE: Final = "/sava.admin.Ledgers/DescribeLedger"
 ASK_S: Final = 5.0
 BY_THE_LEADER: Final = "recovery: by the leader"
 
-Reply = TypeVar("Reply", pb.ListJournalsResponse, pb.Journal)
+Reply = TypeVar("Reply", pb.ListLedgersResponse, pb.Ledger)
 
 
-class JournalsService(rpc.JournalsServicer):
+class LedgersService(rpc.LedgersServicer):
     def __init__(
         self,
         records: LedgerRecords,
@@ -53,7 +52,7 @@ class JournalsService(rpc.JournalsServicer):
         forwarder: Forwarder,
         own: Callable[[], LedgerWriter | None],
     ) -> None:
-        """``own`` is the journal that this broker writes."""
+        """``own`` is the ledger that this broker writes."""
         self._records = records
         self._failover = failover
         self._losses = losses
@@ -61,68 +60,66 @@ class JournalsService(rpc.JournalsServicer):
         self._forwarder = forwarder
         self._own = own
 
-    async def ListJournals(self, request: pb.ListJournalsRequest, context: Any) -> pb.ListJournalsResponse:
-        async with error_mapping.told(context):
+    async def ListLedgers(self, request: pb.ListLedgersRequest, context: Any) -> pb.ListLedgersResponse:
+        async with error_mapping.mapped(context):
             found = await self._records.all()
-            journals = [self._describe(journal, stored.record) for journal, stored in found.items()]
-            listed = pb.ListJournalsResponse(journals=journals)
-            if any(each.status == BY_THE_LEADER for each in journals):
+            ledgers = [self._describe(ledger, stored.record) for ledger, stored in found.items()]
+            listed = pb.ListLedgersResponse(ledgers=ledgers)
+            if any(each.status == BY_THE_LEADER for each in ledgers):
                 return await self._as_the_leader_tells(LIST, request, listed, context)
             return listed
 
-    async def DescribeJournal(self, request: pb.DescribeJournalRequest, context: Any) -> pb.Journal:
-        async with error_mapping.told(context):
-            journal, stored = _one_of(await self._records.of(request.broker_id), request)
-            described = self._describe(journal, stored.record)
+    async def DescribeLedger(self, request: pb.DescribeLedgerRequest, context: Any) -> pb.Ledger:
+        async with error_mapping.mapped(context):
+            ledger, stored = _one_of(await self._records.of(request.broker_id), request)
+            described = self._describe(ledger, stored.record)
             if stored.record.state is LedgerState.OPEN:
-                await self._add_positions(journal, described)
+                await self._add_positions(ledger, described)
             if described.status == BY_THE_LEADER:
                 return await self._as_the_leader_tells(DESCRIBE, request, described, context)
             return described
 
-    async def RecoverJournal(
-        self, request: pb.RecoverJournalRequest, context: Any
-    ) -> pb.RecoverJournalResponse:
-        async with error_mapping.told(context):
-            journal = LedgerId(request.broker_id, request.incarnation)
+    async def RecoverLedger(self, request: pb.RecoverLedgerRequest, context: Any) -> pb.RecoverLedgerResponse:
+        async with error_mapping.mapped(context):
+            ledger = LedgerId(request.broker_id, request.incarnation)
             if request.HasField("accepted"):
                 loss = _loss_of(request.accepted)
-                is_accepted = await self._losses.accept(journal, loss)
-                return pb.RecoverJournalResponse(loss=request.accepted, accepted=is_accepted)
-            return _told(await self._losses.report(journal))
+                is_accepted = await self._losses.accept(ledger, loss)
+                return pb.RecoverLedgerResponse(loss=request.accepted, accepted=is_accepted)
+            return _told(await self._losses.report(ledger))
 
     # -- describing ----------------------------------------------------------------------------
 
-    def _describe(self, journal: LedgerId, record: LedgerRecord) -> pb.Journal:
+    def _describe(self, ledger: LedgerId, record: LedgerRecord) -> pb.Ledger:
         origin = record.origin
         storages = dict.fromkeys((*record.storages, *record.holders))
-        return pb.Journal(
-            broker_id=journal.broker,
-            incarnation=journal.incarnation,
+        return pb.Ledger(
+            broker_id=ledger.broker,
+            incarnation=ledger.incarnation,
             state=record.state.value,
-            status=self._status(journal, record),
+            status=self._status(ledger, record),
             degraded=record.is_degraded and record.state is LedgerState.OPEN,
             write_quorum=record.qw,
             ack_quorum=record.qa,
             epoch=record.epoch,
             members=[self._member(storage, origin, record) for storage in storages],
             fragments=[
-                pb.JournalFragment(start=each.start, storage_ids=each.members, ack_quorum=each.qa)
+                pb.LedgerFragment(start=each.start, storage_ids=each.members, ack_quorum=each.qa)
                 for each in record.fragments
             ],
             floor=record.floor,
             end=record.end,
             lost=map(_range, record.lost),
-            error=self._failover.trouble(journal, origin),
+            error=self._failover.trouble(ledger, origin),
         )
 
-    def _status(self, journal: LedgerId, record: LedgerRecord) -> str:
+    def _status(self, ledger: LedgerId, record: LedgerRecord) -> str:
         origin = self._live_brokers.find(record.origin)
         if record.state is LedgerState.CLOSED:
             return "served by its broker" if origin is not None else self._status_of_tails(record)
-        if self._failover.is_continued(journal):
+        if self._failover.is_continued(ledger):
             return "written" if record.state is LedgerState.OPEN else "about to be ended"
-        coordinator = self._failover.recovery(journal)
+        coordinator = self._failover.recovery(ledger)
         if coordinator is None:
             return BY_THE_LEADER
         status = f"recovery: {coordinator.phase.value}"
@@ -134,18 +131,18 @@ class JournalsService(rpc.JournalsServicer):
         )
 
     def _status_of_tails(self, record: LedgerRecord) -> str:
-        """Of a closed journal whose own disk is gone. Any broker can say that no disk with all of it is
+        """Of a closed ledger whose own disk is gone. Any broker can say that no disk with all of it is
         registered; that the disks which are there lack a part, only the broker that read them."""
         is_held = any(self._live_brokers.find(holder) is not None for holder in record.holders)
         if is_held and not self._failover.lacks_bytes(record.origin):
             return "its topics go to others"
         return "its topics go to others, waits for a part that no disk has intact"
 
-    def _member(self, storage: StorageId, origin: StorageId, record: LedgerRecord) -> pb.JournalMember:
-        neighbour = self._live_brokers.find(storage)
-        return pb.JournalMember(
+    def _member(self, storage: StorageId, origin: StorageId, record: LedgerRecord) -> pb.LedgerMember:
+        holder = self._live_brokers.find(storage)
+        return pb.LedgerMember(
             storage_id=storage,
-            broker_id=neighbour.broker if neighbour is not None else 0,
+            broker_id=holder.broker if holder is not None else 0,
             is_owner=storage == origin,
             is_holder=storage in record.holders,
         )
@@ -160,15 +157,15 @@ class JournalsService(rpc.JournalsServicer):
             return own
         return own if told is None else told
 
-    async def _add_positions(self, journal: LedgerId, described: pb.Journal) -> None:
+    async def _add_positions(self, ledger: LedgerId, described: pb.Ledger) -> None:
         own = self._own()
-        if own is not None and own.owner.ledger == journal:
+        if own is not None and own.owner.ledger == ledger:
             _add_own_positions(own, described)
-        elif journal.broker != self._forwarder.broker and self._failover.is_continued(journal):
-            request = pb.DescribeJournalRequest(broker_id=journal.broker, incarnation=journal.incarnation)
+        elif ledger.broker != self._forwarder.broker and self._failover.is_continued(ledger):
+            request = pb.DescribeLedgerRequest(broker_id=ledger.broker, incarnation=ledger.incarnation)
             try:
                 answer = await self._forwarder.ask(
-                    "admin", DESCRIBE, request, pb.Journal, broker=journal.broker, timeout=ASK_S
+                    "admin", DESCRIBE, request, pb.Ledger, broker=ledger.broker, timeout=ASK_S
                 )
             except SavaError:
                 return  # what the record says is said without it
@@ -176,18 +173,18 @@ class JournalsService(rpc.JournalsServicer):
                 described.CopyFrom(answer)
 
 
-def _add_own_positions(own: LedgerWriter, described: pb.Journal) -> None:
+def _add_own_positions(own: LedgerWriter, described: pb.Ledger) -> None:
     owner = own.owner
     durable = owner.own_durable
     described.positions.CopyFrom(
-        pb.JournalPositions(floor=owner.floor, committed=owner.commit, durable=durable, end=owner.end)
+        pb.LedgerPositions(floor=owner.floor, committed=owner.commit, durable=durable, end=owner.end)
     )
     for member in described.members:
         member.durable = durable if member.is_owner else owner.durable_end(StorageId(member.storage_id))
         member.behind = max(0, owner.end - member.durable)
 
 
-def _one_of(found: Mapping[LedgerId, Stored], request: pb.DescribeJournalRequest) -> tuple[LedgerId, Stored]:
+def _one_of(found: Mapping[LedgerId, Stored], request: pb.DescribeLedgerRequest) -> tuple[LedgerId, Stored]:
     wanted = LedgerId(request.broker_id, request.incarnation)
     if not request.incarnation and found:
         wanted = max(found)
@@ -196,18 +193,18 @@ def _one_of(found: Mapping[LedgerId, Stored], request: pb.DescribeJournalRequest
     return wanted, found[wanted]
 
 
-def _told(report: LossReport) -> pb.RecoverJournalResponse:
-    loss = pb.JournalLoss(missing=map(_range, report.loss.missing), silent=report.loss.silent)
+def _told(report: LossReport) -> pb.RecoverLedgerResponse:
+    loss = pb.LedgerLoss(missing=map(_range, report.loss.missing), silent=report.loss.silent)
     if report.loss.unknown_from is not None:
         loss.unknown_from = report.loss.unknown_from
-    return pb.RecoverJournalResponse(
+    return pb.RecoverLedgerResponse(
         loss=loss,
         answers_needed=report.answers_needed,
         topics=[to_message(pb.TopicLoss, each) for each in report.topics],
     )
 
 
-def _loss_of(loss: pb.JournalLoss) -> Loss:
+def _loss_of(loss: pb.LedgerLoss) -> Loss:
     return Loss(
         tuple(Range(part.start, part.end) for part in loss.missing),
         loss.unknown_from if loss.HasField("unknown_from") else None,

@@ -1,4 +1,4 @@
-"""``sava journals``: which disks hold the journals of brokers, how far they are, and how to end a journal of
+"""``sava ledgers``: which disks hold the ledgers of brokers, how far they are, and how to end a ledger of
 which too few copies are left."""
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from sava.api.admin_client import AdminClient
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, id_of, is_id, run
 from sava.cli.output import Format, Output, as_dict, print_json, print_line, print_table
 from sava.errors import RetryableError
-from sava.proto import journals_pb2 as pb
+from sava.proto import ledgers_pb2 as pb
 
 app = typer.Typer(no_args_is_help=True)
 
 RECOVER_TIMEOUT_S = 120.0
-"""All that is there of a journal is read, to tell which messages it holds."""
+"""All that is there of a ledger is read, to tell which messages it holds."""
 
-Journal = Annotated[
-    str, typer.Argument(metavar="JOURNAL", help="BROKER/NUMBER as `sava journals list` shows it.")
+LedgerName = Annotated[
+    str, typer.Argument(metavar="LEDGER", help="BROKER/NUMBER as `sava ledgers list` shows it.")
 ]
 
 
@@ -30,44 +30,44 @@ class LossChanged(RetryableError):
 
 @app.command(name="list")
 def list_(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """List journals: those that are written, and those of brokers that are gone."""
-    response: pb.ListJournalsResponse = run(
-        admin, lambda client: client.call(client.journals.ListJournals, pb.ListJournalsRequest())
+    """List ledgers: those that are written, and those of brokers that are gone."""
+    response: pb.ListLedgersResponse = run(
+        admin, lambda client: client.call(client.ledgers.ListLedgers, pb.ListLedgersRequest())
     )
     if output is Format.JSON:
-        print_json([as_dict(journal) for journal in response.journals])
+        print_json([as_dict(ledger) for ledger in response.ledgers])
         return
     print_table(
-        ("JOURNAL", "STATE", "STATUS", "ACKS", "MEMBERS", "LOST"),
+        ("LEDGER", "STATE", "STATUS", "ACKS", "MEMBERS", "LOST"),
         [
             (
                 *(_name(each), each.state, each.status),
                 f"{each.ack_quorum}/{each.write_quorum}{' degraded' if each.degraded else ''}",
                 *(" ".join(_member(member) for member in each.members), _ranges(each.lost) or "-"),
             )
-            for each in response.journals
+            for each in response.ledgers
         ],
     )
 
 
 @app.command()
 def describe(
-    journal: Annotated[
+    ledger: Annotated[
         str,
         typer.Argument(
-            metavar="JOURNAL",
+            metavar="LEDGER",
             help="BROKER/NUMBER, or a broker's id or the address of one of its ports for its newest.",
         ),
     ],
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Show one journal: members, fragments, and how far each disk is."""
+    """Show one ledger: members, fragments, and how far each disk is."""
 
-    async def work(client: AdminClient) -> pb.Journal:
-        broker, number = _parse(journal) if "/" in journal else (await id_of(client, journal), 0)
-        request = pb.DescribeJournalRequest(broker_id=broker, incarnation=number)
-        described: pb.Journal = await client.call(client.journals.DescribeJournal, request)
+    async def work(client: AdminClient) -> pb.Ledger:
+        broker, number = _parse(ledger) if "/" in ledger else (await id_of(client, ledger), 0)
+        request = pb.DescribeLedgerRequest(broker_id=broker, incarnation=number)
+        described: pb.Ledger = await client.call(client.ledgers.DescribeLedger, request)
         return described
 
     found = run(admin, work)
@@ -99,45 +99,45 @@ def describe(
 
 @app.command()
 def recover(
-    journal: Journal,
+    ledger: LedgerName,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Give up what is shown, and end the journal with what is there.")
+        bool, typer.Option("--yes", help="Give up what is shown, and end the ledger with what is there.")
     ] = False,
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """End a journal of which too few copies are left. Shows what would be lost; does nothing without --yes.
+    """End a ledger of which too few copies are left. Shows what would be lost; does nothing without --yes.
 
-    A journal whose broker is gone is recovered by itself as soon as enough of its disks answer. This is for
+    A ledger whose broker is gone is recovered by itself as soon as enough of its disks answer. This is for
     disks that will never come back."""
-    broker, number = _parse(journal)
+    broker, number = _parse(ledger)
 
-    async def work(client: AdminClient) -> tuple[pb.RecoverJournalResponse, bool]:
-        request = pb.RecoverJournalRequest(broker_id=broker, incarnation=number)
-        shown = await client.call(client.journals.RecoverJournal, request, timeout=RECOVER_TIMEOUT_S)
+    async def work(client: AdminClient) -> tuple[pb.RecoverLedgerResponse, bool]:
+        request = pb.RecoverLedgerRequest(broker_id=broker, incarnation=number)
+        shown = await client.call(client.ledgers.RecoverLedger, request, timeout=RECOVER_TIMEOUT_S)
         if not yes:
             return shown, False
         request.accepted.CopyFrom(shown.loss)
-        done = await client.call(client.journals.RecoverJournal, request, timeout=RECOVER_TIMEOUT_S)
+        done = await client.call(client.ledgers.RecoverLedger, request, timeout=RECOVER_TIMEOUT_S)
         return shown, done.accepted
 
     shown, is_done = run(admin, work)
     if output is Format.JSON:
         print_json({**as_dict(shown), "accepted": is_done})
     else:
-        _show_loss(journal, shown)
+        _show_loss(ledger, shown)
         if is_done:
-            print_line(f"given up; journal {journal} ends with what is there")
+            print_line(f"given up; ledger {ledger} ends with what is there")
         elif not yes:
             print_line("nothing was done; --yes gives up what is shown above, for good")
     if yes and not is_done:
-        raise LossChanged(f"journal {journal}: what would be lost has changed meanwhile; nothing was done")
+        raise LossChanged(f"ledger {ledger}: what would be lost has changed meanwhile; nothing was done")
 
 
-def _show_loss(journal: str, shown: pb.RecoverJournalResponse) -> None:
+def _show_loss(ledger: str, shown: pb.RecoverLedgerResponse) -> None:
     loss = shown.loss
     silent = ", ".join(loss.silent) or "-"
-    print_line(f"journal {journal} waits for {shown.answers_needed} more of these disks: {silent}")
+    print_line(f"ledger {ledger} waits for {shown.answers_needed} more of these disks: {silent}")
     print_line("")
     print_line("without them would be lost:")
     for part in loss.missing:
@@ -153,53 +153,53 @@ def _show_loss(journal: str, shown: pb.RecoverJournalResponse) -> None:
     )
 
 
-def _lost(topic: pb.TopicLoss, loss: pb.JournalLoss) -> str:
+def _lost(topic: pb.TopicLoss, loss: pb.LedgerLoss) -> str:
     if loss.HasField("unknown_from"):
         return f"all from {topic.kept} on that was acknowledged"
     return f"{topic.kept}..{topic.found}" if topic.found else "-"
 
 
-def _facts(journal: pb.Journal) -> list[tuple[str, object]]:
+def _facts(ledger: pb.Ledger) -> list[tuple[str, object]]:
     facts: list[tuple[str, object]] = [
-        ("journal", _name(journal)),
-        ("state", journal.state),
-        ("status", journal.status),
-        ("copies", f"{journal.write_quorum}, of which {journal.ack_quorum} before an acknowledgement"),
-        ("degraded", f"yes: {_fewest(journal)} is enough" if journal.degraded else "no"),
+        ("ledger", _name(ledger)),
+        ("state", ledger.state),
+        ("status", ledger.status),
+        ("copies", f"{ledger.write_quorum}, of which {ledger.ack_quorum} before an acknowledgement"),
+        ("degraded", f"yes: {_fewest(ledger)} is enough" if ledger.degraded else "no"),
     ]
-    if journal.HasField("positions"):
-        at = journal.positions
+    if ledger.HasField("positions"):
+        at = ledger.positions
         facts += [
             ("in segments", at.floor),
             ("committed", at.committed),
             ("durable here", at.durable),
             ("end", at.end),
         ]
-    if journal.state == "closed":
+    if ledger.state == "closed":
         facts += [
-            ("in segments", journal.floor),
-            ("end", journal.end),
-            ("lost", _ranges(journal.lost) or "-"),
+            ("in segments", ledger.floor),
+            ("end", ledger.end),
+            ("lost", _ranges(ledger.lost) or "-"),
         ]
-    if journal.error:
-        facts.append(("error", journal.error))
+    if ledger.error:
+        facts.append(("error", ledger.error))
     return facts
 
 
-def _fewest(journal: pb.Journal) -> str:
-    enough = journal.fragments[-1].ack_quorum
+def _fewest(ledger: pb.Ledger) -> str:
+    enough = ledger.fragments[-1].ack_quorum
     return "one copy" if enough == 1 else f"{enough} copies"
 
 
-def _name(journal: pb.Journal) -> str:
-    return f"{journal.broker_id}/{journal.incarnation}"
+def _name(ledger: pb.Ledger) -> str:
+    return f"{ledger.broker_id}/{ledger.incarnation}"
 
 
-def _member(member: pb.JournalMember) -> str:
+def _member(member: pb.LedgerMember) -> str:
     return str(member.broker_id) if member.broker_id else f"({member.storage_id[:8]})"
 
 
-def _role(member: pb.JournalMember) -> str:
+def _role(member: pb.LedgerMember) -> str:
     return ("owner" if member.is_owner else "mirror") + (", holds all" if member.is_holder else "")
 
 
@@ -207,8 +207,8 @@ def _ranges(ranges: Iterable[pb.PositionRange]) -> str:
     return " ".join(f"{part.start}..{part.end}" for part in ranges)
 
 
-def _parse(journal: str) -> tuple[int, int]:
-    broker, _, number = journal.partition("/")
+def _parse(ledger: str) -> tuple[int, int]:
+    broker, _, number = ledger.partition("/")
     if not is_id(broker) or not is_id(number):
-        raise typer.BadParameter(f"{journal!r} is not BROKER/NUMBER as `sava journals list` shows it")
+        raise typer.BadParameter(f"{ledger!r} is not BROKER/NUMBER as `sava ledgers list` shows it")
     return int(broker), int(number)

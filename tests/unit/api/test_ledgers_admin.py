@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sava.api.admin.journals import JournalsService
+from sava.api.admin.ledgers import LedgersService
 from sava.ledger.protocol import (
     Fragment,
     LedgerId,
@@ -58,5 +58,5 @@ def test_a_closed_journal_without_its_last_copies_waits(
     attempts: Any = Attempts(lacks_bytes=lacks_bytes)
     disks: Any = Disks(*present)
     unused: Any = None
-    service = JournalsService(unused, attempts, unused, disks, unused, unused)
+    service = LedgersService(unused, attempts, unused, disks, unused, unused)
     assert ("waits" in service._describe(LedgerId(1, 1), record).status) is waits

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from sava.proto import journals_pb2 as sava_dot_proto_dot_journals__pb2
+from sava.proto import ledgers_pb2 as sava_dot_proto_dot_ledgers__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in sava/proto/journals_pb2_grpc.py depends on'
+        + ' but the generated code in sava/proto/ledgers_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class JournalsStub:
+class LedgersStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -34,77 +34,77 @@ class JournalsStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.ListJournals = channel.unary_unary(
-                '/sava.admin.Journals/ListJournals',
-                request_serializer=sava_dot_proto_dot_journals__pb2.ListJournalsRequest.SerializeToString,
-                response_deserializer=sava_dot_proto_dot_journals__pb2.ListJournalsResponse.FromString,
+        self.ListLedgers = channel.unary_unary(
+                '/sava.admin.Ledgers/ListLedgers',
+                request_serializer=sava_dot_proto_dot_ledgers__pb2.ListLedgersRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_ledgers__pb2.ListLedgersResponse.FromString,
                 _registered_method=True)
-        self.DescribeJournal = channel.unary_unary(
-                '/sava.admin.Journals/DescribeJournal',
-                request_serializer=sava_dot_proto_dot_journals__pb2.DescribeJournalRequest.SerializeToString,
-                response_deserializer=sava_dot_proto_dot_journals__pb2.Journal.FromString,
+        self.DescribeLedger = channel.unary_unary(
+                '/sava.admin.Ledgers/DescribeLedger',
+                request_serializer=sava_dot_proto_dot_ledgers__pb2.DescribeLedgerRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_ledgers__pb2.Ledger.FromString,
                 _registered_method=True)
-        self.RecoverJournal = channel.unary_unary(
-                '/sava.admin.Journals/RecoverJournal',
-                request_serializer=sava_dot_proto_dot_journals__pb2.RecoverJournalRequest.SerializeToString,
-                response_deserializer=sava_dot_proto_dot_journals__pb2.RecoverJournalResponse.FromString,
+        self.RecoverLedger = channel.unary_unary(
+                '/sava.admin.Ledgers/RecoverLedger',
+                request_serializer=sava_dot_proto_dot_ledgers__pb2.RecoverLedgerRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_ledgers__pb2.RecoverLedgerResponse.FromString,
                 _registered_method=True)
 
 
-class JournalsServicer:
+class LedgersServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def ListJournals(self, request, context):
+    def ListLedgers(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DescribeJournal(self, request, context):
+    def DescribeLedger(self, request, context):
         """With positions, if its broker is there to tell them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RecoverJournal(self, request, context):
-        """What closing a journal with what is there would cost; and, if exactly that is accepted, to do so.
+    def RecoverLedger(self, request, context):
+        """What closing a ledger with what is there would cost; and, if exactly that is accepted, to do so.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
 
-def add_JournalsServicer_to_server(servicer, server):
+def add_LedgersServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'ListJournals': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListJournals,
-                    request_deserializer=sava_dot_proto_dot_journals__pb2.ListJournalsRequest.FromString,
-                    response_serializer=sava_dot_proto_dot_journals__pb2.ListJournalsResponse.SerializeToString,
+            'ListLedgers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLedgers,
+                    request_deserializer=sava_dot_proto_dot_ledgers__pb2.ListLedgersRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_ledgers__pb2.ListLedgersResponse.SerializeToString,
             ),
-            'DescribeJournal': grpc.unary_unary_rpc_method_handler(
-                    servicer.DescribeJournal,
-                    request_deserializer=sava_dot_proto_dot_journals__pb2.DescribeJournalRequest.FromString,
-                    response_serializer=sava_dot_proto_dot_journals__pb2.Journal.SerializeToString,
+            'DescribeLedger': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeLedger,
+                    request_deserializer=sava_dot_proto_dot_ledgers__pb2.DescribeLedgerRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_ledgers__pb2.Ledger.SerializeToString,
             ),
-            'RecoverJournal': grpc.unary_unary_rpc_method_handler(
-                    servicer.RecoverJournal,
-                    request_deserializer=sava_dot_proto_dot_journals__pb2.RecoverJournalRequest.FromString,
-                    response_serializer=sava_dot_proto_dot_journals__pb2.RecoverJournalResponse.SerializeToString,
+            'RecoverLedger': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecoverLedger,
+                    request_deserializer=sava_dot_proto_dot_ledgers__pb2.RecoverLedgerRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_ledgers__pb2.RecoverLedgerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'sava.admin.Journals', rpc_method_handlers)
+            'sava.admin.Ledgers', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('sava.admin.Journals', rpc_method_handlers)
+    server.add_registered_method_handlers('sava.admin.Ledgers', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Journals:
+class Ledgers:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def ListJournals(request,
+    def ListLedgers(request,
             target,
             options=(),
             channel_credentials=None,
@@ -117,9 +117,9 @@ class Journals:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/sava.admin.Journals/ListJournals',
-            sava_dot_proto_dot_journals__pb2.ListJournalsRequest.SerializeToString,
-            sava_dot_proto_dot_journals__pb2.ListJournalsResponse.FromString,
+            '/sava.admin.Ledgers/ListLedgers',
+            sava_dot_proto_dot_ledgers__pb2.ListLedgersRequest.SerializeToString,
+            sava_dot_proto_dot_ledgers__pb2.ListLedgersResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -131,7 +131,7 @@ class Journals:
             _registered_method=True)
 
     @staticmethod
-    def DescribeJournal(request,
+    def DescribeLedger(request,
             target,
             options=(),
             channel_credentials=None,
@@ -144,9 +144,9 @@ class Journals:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/sava.admin.Journals/DescribeJournal',
-            sava_dot_proto_dot_journals__pb2.DescribeJournalRequest.SerializeToString,
-            sava_dot_proto_dot_journals__pb2.Journal.FromString,
+            '/sava.admin.Ledgers/DescribeLedger',
+            sava_dot_proto_dot_ledgers__pb2.DescribeLedgerRequest.SerializeToString,
+            sava_dot_proto_dot_ledgers__pb2.Ledger.FromString,
             options,
             channel_credentials,
             insecure,
@@ -158,7 +158,7 @@ class Journals:
             _registered_method=True)
 
     @staticmethod
-    def RecoverJournal(request,
+    def RecoverLedger(request,
             target,
             options=(),
             channel_credentials=None,
@@ -171,9 +171,9 @@ class Journals:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/sava.admin.Journals/RecoverJournal',
-            sava_dot_proto_dot_journals__pb2.RecoverJournalRequest.SerializeToString,
-            sava_dot_proto_dot_journals__pb2.RecoverJournalResponse.FromString,
+            '/sava.admin.Ledgers/RecoverLedger',
+            sava_dot_proto_dot_ledgers__pb2.RecoverLedgerRequest.SerializeToString,
+            sava_dot_proto_dot_ledgers__pb2.RecoverLedgerResponse.FromString,
             options,
             channel_credentials,
             insecure,
