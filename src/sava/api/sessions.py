@@ -98,16 +98,13 @@ class PublishHandler:
                     self._changed.set()
                     continue
                 unanswered.append((future, batch.header))
-                future.add_done_callback(self._settled)
+                future.add_done_callback(lambda _: self._changed.set())
                 while len(unanswered) >= MAX_UNANSWERED:
                     self._has_room.clear()
                     await self._has_room.wait()
         finally:
             self._has_read_all = True
             self._changed.set()
-
-    def _settled(self, _: asyncio.Future[int]) -> None:
-        self._changed.set()
 
     async def _answer(self) -> None:
         while True:

@@ -81,12 +81,11 @@ class StreamsService(rpc.StreamsServicer):
 
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Publish(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
-            producer = await self._open_producer(await opening(context))
-            try:
-                await PublishHandler(producer, context).run()
-            finally:
-                producer.close()
+        producer = await self._open_producer(await opening(context))
+        try:
+            await PublishHandler(producer, context).run()
+        finally:
+            producer.close()
 
     async def _open_producer(self, request: pb.OpenProducer) -> ProducerHandle:
         name = TopicName.parse(request.topic)
@@ -102,97 +101,90 @@ class StreamsService(rpc.StreamsServicer):
         )
 
     async def Subscribe(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
-            first = await opening(context)
-            topic = await self._topics.get(TopicName.parse(first.topic))
-            consumer = await topic.subscribe(_subscribe_options(first))
-            try:
-                await SubscribeHandler(topic, consumer, self._deliveries, context).run()
-            finally:
-                consumer.close()
+        first = await opening(context)
+        topic = await self._topics.get(TopicName.parse(first.topic))
+        consumer = await topic.subscribe(_subscribe_options(first))
+        try:
+            await SubscribeHandler(topic, consumer, self._deliveries, context).run()
+        finally:
+            consumer.close()
 
     async def Read(self, request: pb.ReadRequest, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.told(context):
-            topic = await self._topics.get(TopicName.parse(request.topic))
-            log = _log_of(topic)
-            start = await topic.resolve(_position(request.start))
-            end = request.end if request.HasField("end") else None
-            size = min(request.max_bytes or READ_BYTES, MAX_READ_BYTES)
-            while end is None or start < end:
-                await log.wait_beyond(start)
-                batches = []
-                async with aclosing(log.read(start, end, max_bytes=size)) as stream:
-                    async for batch in stream:
-                        batches.append(batch.to_bytes())
-                        start = batch.next_offset
-                await context.write(pb.ReadResponse(batches=batches, next_offset=log.next_offset))
+        topic = await self._topics.get(TopicName.parse(request.topic))
+        log = _log_of(topic)
+        start = await topic.resolve(_position(request.start))
+        end = request.end if request.HasField("end") else None
+        size = min(request.max_bytes or READ_BYTES, MAX_READ_BYTES)
+        while end is None or start < end:
+            await log.wait_beyond(start)
+            batches = []
+            async with aclosing(log.read(start, end, max_bytes=size)) as stream:
+                async for batch in stream:
+                    batches.append(batch.to_bytes())
+                    start = batch.next_offset
+            await context.write(pb.ReadResponse(batches=batches, next_offset=log.next_offset))
 
     async def LookUp(self, request: pb.LookUpRequest, context: Any) -> pb.LookUpResponse:
-        async with error_mapping.told(context):
-            name = TopicName.parse(request.topic)
-            if request.create:
-                await self._topics.ensure(name, _known(_RELIABLE, request.delivery, "delivery"))
-            spec = await self._topics.registry.need(name)
-            response = pb.LookUpResponse(
-                topic=str(name),
-                reliable=spec.reliable,
-                partition_count=spec.partitions,
-                schema_subject=self._topics.schema_subject(name),
-            )
-            partitions = await self._topics.registry.partitions(name)
-            places = await asyncio.gather(*map(self._locate, partitions))
-            for partition, (broker, address) in zip(partitions, places, strict=True):
-                response.partitions.add(topic=str(partition), broker_id=broker, address=address)
+        name = TopicName.parse(request.topic)
+        if request.create:
+            await self._topics.ensure(name, _known(_RELIABLE, request.delivery, "delivery"))
+        spec = await self._topics.registry.need(name)
+        response = pb.LookUpResponse(
+            topic=str(name),
+            reliable=spec.reliable,
+            partition_count=spec.partitions,
+            schema_subject=self._topics.schema_subject(name),
+        )
+        partitions = await self._topics.registry.partitions(name)
+        places = await asyncio.gather(*map(self._locate, partitions))
+        for partition, (broker, address) in zip(partitions, places, strict=True):
+            response.partitions.add(topic=str(partition), broker_id=broker, address=address)
         return response
 
     async def Offsets(self, request: pb.OffsetsRequest, context: Any) -> pb.OffsetsResponse:
-        async with error_mapping.told(context):
-            topic = await self._topics.get(TopicName.parse(request.topic))
-            log = _log_of(topic)
-            if request.HasField("beyond"):
-                await _grown(log, request, context)
-            offset = log.next_offset
-            if request.HasField("publish_time"):
-                offset = await log.offset_at(request.publish_time)
-            return pb.OffsetsResponse(
-                start_offset=log.start_offset,
-                next_offset=log.next_offset,
-                stored_offset=log.stored_offset,
-                offset=offset,
-                epoch=log.epoch,
-            )
+        topic = await self._topics.get(TopicName.parse(request.topic))
+        log = _log_of(topic)
+        if request.HasField("beyond"):
+            await _grown(log, request, context)
+        offset = log.next_offset
+        if request.HasField("publish_time"):
+            offset = await log.offset_at(request.publish_time)
+        return pb.OffsetsResponse(
+            start_offset=log.start_offset,
+            next_offset=log.next_offset,
+            stored_offset=log.stored_offset,
+            offset=offset,
+            epoch=log.epoch,
+        )
 
     async def Segments(self, request: pb.SegmentsRequest, context: Any) -> pb.SegmentsResponse:
-        async with error_mapping.told(context):
-            topic = await self._topics.get(TopicName.parse(request.topic))
-            log = _log_of(topic)
-            segments = await log.segments(request.from_offset)
-            return pb.SegmentsResponse(
-                segments=[
-                    to_message(pb.Segment, segment, start_offset=segment.start, end_offset=segment.end)
-                    for segment in segments[: request.limit or None]
-                ],
-                store_url=self._store_url,
-                start_offset=log.start_offset,
-                stored_offset=log.stored_offset,
-                next_offset=log.next_offset,
-            )
+        topic = await self._topics.get(TopicName.parse(request.topic))
+        log = _log_of(topic)
+        segments = await log.segments(request.from_offset)
+        return pb.SegmentsResponse(
+            segments=[
+                to_message(pb.Segment, segment, start_offset=segment.start, end_offset=segment.end)
+                for segment in segments[: request.limit or None]
+            ],
+            store_url=self._store_url,
+            start_offset=log.start_offset,
+            stored_offset=log.stored_offset,
+            next_offset=log.next_offset,
+        )
 
     async def Schema(self, request: pb.SchemaRequest, context: Any) -> pb.SchemaResponse:
-        async with error_mapping.told(context):
-            if request.version:
-                found = await self._schemas.get_version(request.subject, request.version)
-            else:
-                found = await self._schemas.latest(request.subject)
+        if request.version:
+            found = await self._schemas.get_version(request.subject, request.version)
+        else:
+            found = await self._schemas.latest(request.subject)
         return to_message(pb.SchemaResponse, found)
 
     async def ListTopics(self, request: pb.ListTopicsRequest, context: Any) -> pb.ListTopicsResponse:
         """From what this node knows, once it knows anything: programs ask again and again."""
-        async with error_mapping.told(context):
-            await self._topics.ready()
-            if request.namespace:
-                await self._topics.namespaces.policy(check_name(request.namespace, "namespace"))
-            found = self._topics.registry.list_local(request.namespace or None)
+        await self._topics.ready()
+        if request.namespace:
+            await self._topics.namespaces.policy(check_name(request.namespace, "namespace"))
+        found = self._topics.registry.list_local(request.namespace or None)
         return pb.ListTopicsResponse(
             topics=[
                 pb.ListedTopic(topic=str(name), reliable=spec.reliable, partition_count=spec.partitions)
@@ -202,19 +194,17 @@ class StreamsService(rpc.StreamsServicer):
         )
 
     async def Advance(self, request: pb.AdvanceRequest, context: Any) -> pb.AdvanceResponse:
-        async with error_mapping.told(context):
-            topic = await self._topics.get(TopicName.parse(request.topic))
-            await topic.advance(request.subscription, request.offset)
+        topic = await self._topics.get(TopicName.parse(request.topic))
+        await topic.advance(request.subscription, request.offset)
         return pb.AdvanceResponse()
 
     async def Append(self, request: pb.AppendRequest, context: Any) -> pb.AppendResponse:
         """What other brokers have for a topic; a client has no such right, since it would go around who
         publishes and whether the topic's schema lets it."""
-        async with error_mapping.told(context):
-            if not is_forwarded(context):
-                raise MessageInvalid("Append is for brokers: clients publish")
-            topic = await self._topics.get(TopicName.parse(request.topic))
-            await topic.append(RecordBatch.parse(request.batch).verify())
+        if not is_forwarded(context):
+            raise MessageInvalid("Append is for brokers: clients publish")
+        topic = await self._topics.get(TopicName.parse(request.topic))
+        await topic.append(RecordBatch.parse(request.batch).verify())
         return pb.AppendResponse()
 
 

@@ -30,7 +30,6 @@ from sava.ledger.protocol import (
 )
 from sava.ledger.records import LedgerRecords, Stored
 from sava.ledger.writer import LedgerWriter
-from sava.peers import error_mapping
 from sava.peers.forwarding import Forwarder, is_forwarded
 from sava.proto import journals_pb2 as pb
 from sava.proto import journals_pb2_grpc as rpc
@@ -62,34 +61,31 @@ class JournalsService(rpc.JournalsServicer):
         self._own = own
 
     async def ListJournals(self, request: pb.ListJournalsRequest, context: Any) -> pb.ListJournalsResponse:
-        async with error_mapping.told(context):
-            found = await self._records.all()
-            journals = [self._describe(journal, stored.record) for journal, stored in found.items()]
-            listed = pb.ListJournalsResponse(journals=journals)
-            if any(each.status == BY_THE_LEADER for each in journals):
-                return await self._as_the_leader_tells(LIST, request, listed, context)
-            return listed
+        found = await self._records.all()
+        journals = [self._describe(journal, stored.record) for journal, stored in found.items()]
+        listed = pb.ListJournalsResponse(journals=journals)
+        if any(each.status == BY_THE_LEADER for each in journals):
+            return await self._as_the_leader_tells(LIST, request, listed, context)
+        return listed
 
     async def DescribeJournal(self, request: pb.DescribeJournalRequest, context: Any) -> pb.Journal:
-        async with error_mapping.told(context):
-            journal, stored = _one_of(await self._records.of(request.broker_id), request)
-            described = self._describe(journal, stored.record)
-            if stored.record.state is LedgerState.OPEN:
-                await self._add_positions(journal, described)
-            if described.status == BY_THE_LEADER:
-                return await self._as_the_leader_tells(DESCRIBE, request, described, context)
-            return described
+        journal, stored = _one_of(await self._records.of(request.broker_id), request)
+        described = self._describe(journal, stored.record)
+        if stored.record.state is LedgerState.OPEN:
+            await self._add_positions(journal, described)
+        if described.status == BY_THE_LEADER:
+            return await self._as_the_leader_tells(DESCRIBE, request, described, context)
+        return described
 
     async def RecoverJournal(
         self, request: pb.RecoverJournalRequest, context: Any
     ) -> pb.RecoverJournalResponse:
-        async with error_mapping.told(context):
-            journal = LedgerId(request.broker_id, request.incarnation)
-            if request.HasField("accepted"):
-                loss = _loss_of(request.accepted)
-                is_accepted = await self._losses.accept(journal, loss)
-                return pb.RecoverJournalResponse(loss=request.accepted, accepted=is_accepted)
-            return _told(await self._losses.report(journal))
+        journal = LedgerId(request.broker_id, request.incarnation)
+        if request.HasField("accepted"):
+            loss = _loss_of(request.accepted)
+            is_accepted = await self._losses.accept(journal, loss)
+            return pb.RecoverJournalResponse(loss=request.accepted, accepted=is_accepted)
+        return _told(await self._losses.report(journal))
 
     # -- describing ----------------------------------------------------------------------------
 

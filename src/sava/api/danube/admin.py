@@ -22,7 +22,7 @@ from sava.api.admin.brokers import (
     drain_mode,
 )
 from sava.api.admin.cluster import check_leaving
-from sava.api.danube.wire import required, told, unimplemented
+from sava.api.danube.wire import required, unimplemented
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
 from sava.cluster.rebalancer import PlannedMove, Rebalanced
@@ -59,17 +59,14 @@ class BrokerAdmin(rpc.BrokerAdminServicer):
         leader = 0 if reason else self._brokers.leader
         return pb.BrokerListResponse(brokers=[_info(seen, leader) for seen in found])
 
-    @told
     async def GetLeaderBroker(self, request: pb.Empty, context: Any) -> pb.BrokerResponse:
         if not self._brokers.leader:
             raise Unavailable("the cluster has no leader at the moment")
         return pb.BrokerResponse(leader=str(self._brokers.leader))
 
-    @told
     async def ListNamespaces(self, request: pb.Empty, context: Any) -> pb.NamespaceListResponse:
         return pb.NamespaceListResponse(namespaces=await self._namespaces.list())
 
-    @told
     async def UnloadBroker(self, request: pb.UnloadBrokerRequest, context: Any) -> pb.UnloadBrokerResponse:
         """Answers when the drain is done, or as far as it has come when the caller has no time left. The
         drain continues then, and the same call again tells how far it is."""
@@ -94,14 +91,12 @@ class BrokerAdmin(rpc.BrokerAdminServicer):
             raise Unfinished(f"broker {broker}: the drain was not seen to begin in time; repeat the call")
         return latest
 
-    @told
     async def ActivateBroker(
         self, request: pb.ActivateBrokerRequest, context: Any
     ) -> pb.ActivateBrokerResponse:
         await self._controller.activate(broker_id(request.broker_id), request.reason)
         return pb.ActivateBrokerResponse(success=True)
 
-    @told
     async def GetClusterBalance(
         self, request: pb.ClusterBalanceRequest, context: Any
     ) -> pb.ClusterBalanceResponse:
@@ -126,7 +121,6 @@ class BrokerAdmin(rpc.BrokerAdminServicer):
             assignment_strategy=balance.strategy,
         )
 
-    @told
     async def TriggerRebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
         """One round. A move that failed stays in the list, with why as its reason. A round that takes longer
         than the caller waits is answered with its plan, and continues."""
@@ -237,7 +231,6 @@ class ClusterAdmin(rpc.ClusterAdminServicer):
             response.learners.extend(core.membership.learners)
         return response
 
-    @told
     async def AddNode(self, request: pb.AddNodeRequest, context: Any) -> pb.AddNodeResponse:
         """A node draws its id itself; one that the caller names is compared with it."""
         timeout = remaining(context, OPERATION_TIMEOUT_S)
@@ -252,14 +245,12 @@ class ClusterAdmin(rpc.ClusterAdminServicer):
             success=True, node_id=added.node, message=f"node {added.node} at {added.address} {message}"
         )
 
-    @told
     async def PromoteNode(self, request: pb.PromoteNodeRequest, context: Any) -> pb.PromoteNodeResponse:
         timeout = remaining(context, OPERATION_TIMEOUT_S)
         node, already = await self._operations.promote(NodeId(request.node_id), "", timeout=timeout)
         message = "was a voter already" if already else "is a voter now"
         return pb.PromoteNodeResponse(success=True, message=f"node {node} {message}")
 
-    @told
     async def RemoveNode(self, request: pb.RemoveNodeRequest, context: Any) -> pb.RemoveNodeResponse:
         timeout = remaining(context, OPERATION_TIMEOUT_S)
         node = await self._operations.remove(

@@ -22,7 +22,7 @@ from sava.api.admin.descriptions import (
 )
 from sava.api.admin.topics import Unloading
 from sava.api.danube.admin import broker_id
-from sava.api.danube.wire import required, told, topic_name
+from sava.api.danube.wire import required, topic_name
 from sava.errors import HostError
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
@@ -54,7 +54,6 @@ class NamespaceAdmin(rpc.NamespaceAdminServicer):
         self._registry = topics.registry
         self._limits = topics.limits
 
-    @told
     async def GetNamespaceTopics(self, request: pb.NamespaceRequest, context: Any) -> pb.TopicListResponse:
         """As Danube counts them: the partitions, not the topic that they are of."""
         await self._namespaces.policy(required(request.name, "name"))
@@ -63,19 +62,16 @@ class NamespaceAdmin(rpc.NamespaceAdminServicer):
             topics=[str(name) for name, spec in topics.items() if not spec.partitions]
         )
 
-    @told
     async def GetNamespacePolicies(self, request: pb.NamespaceRequest, context: Any) -> pb.PolicyResponse:
         """What holds for topics that have no policy of their own; 0: no limit."""
         await self._namespaces.policy(required(request.name, "name"))
         effective = self._limits.of(TopicName(request.name, NO_TOPIC))
         return pb.PolicyResponse(policies=msgspec.json.encode(effective._asdict()).decode())
 
-    @told
     async def CreateNamespace(self, request: pb.NamespaceRequest, context: Any) -> pb.NamespaceResponse:
         await self._namespaces.create(required(request.name, "name"))
         return pb.NamespaceResponse(success=True)
 
-    @told
     async def DeleteNamespace(self, request: pb.NamespaceRequest, context: Any) -> pb.NamespaceResponse:
         await self._namespaces.delete(required(request.name, "name"))
         return pb.NamespaceResponse(success=True)
@@ -112,8 +108,6 @@ class TopicAdmin(rpc.TopicAdminServicer):
         self._topic_schemas = topic_schemas
 
     # -- topics --------------------------------------------------------------------------------
-
-    @told
     async def ListNamespaceTopics(
         self, request: pb.NamespaceRequest, context: Any
     ) -> pb.TopicInfoListResponse:
@@ -126,18 +120,15 @@ class TopicAdmin(rpc.TopicAdminServicer):
             if not spec.partitions
         )
 
-    @told
     async def ListBrokerTopics(self, request: pb.BrokerRequest, context: Any) -> pb.TopicInfoListResponse:
         broker = broker_id(request.broker_id)
         return _listed((entry.name, entry.spec, broker) for entry in self._view.owned_by(broker))
 
-    @told
     async def CreateTopic(self, request: pb.NewTopicRequest, context: Any) -> pb.TopicResponse:
         subject = request.schema_subject if request.HasField("schema_subject") else ""
         await self._create(request.name, 0, request.dispatch_strategy, subject)
         return pb.TopicResponse(success=True)
 
-    @told
     async def CreatePartitionedTopic(
         self, request: pb.PartitionedTopicRequest, context: Any
     ) -> pb.TopicResponse:
@@ -157,12 +148,10 @@ class TopicAdmin(rpc.TopicAdminServicer):
             schema_subject=subject,
         )
 
-    @told
     async def DeleteTopic(self, request: pb.TopicRequest, context: Any) -> pb.TopicResponse:
         await self._topics.delete(topic_name(request.name))
         return pb.TopicResponse(success=True)
 
-    @told
     async def UnloadTopic(self, request: pb.TopicRequest, context: Any) -> pb.TopicResponse:
         """To whichever broker suits best; of a partitioned topic all partitions. Answers when the new owner
         does."""
@@ -171,7 +160,6 @@ class TopicAdmin(rpc.TopicAdminServicer):
                 raise UnloadFailed(f"topic {move.topic} was not moved: {move.error}")
         return pb.TopicResponse(success=True)
 
-    @told
     async def DescribeTopic(self, request: pb.DescribeTopicRequest, context: Any) -> pb.DescribeTopicResponse:
         name = topic_name(request.name)
         spec = await self._topics.registry.need(name)
@@ -196,20 +184,16 @@ class TopicAdmin(rpc.TopicAdminServicer):
             response.compatibility_mode = subject.mode.upper()
 
     # -- subscriptions -------------------------------------------------------------------------
-
-    @told
     async def ListSubscriptions(self, request: pb.TopicRequest, context: Any) -> pb.SubscriptionListResponse:
         parts = await self._parts.describe(await self._parts.names(topic_name(request.name)))
         return pb.SubscriptionListResponse(subscriptions=_subscriptions_in(parts))
 
-    @told
     async def Unsubscribe(self, request: pb.SubscriptionRequest, context: Any) -> pb.SubscriptionResponse:
         await self._parts.on_subscription(
             f"{SERVICE}Unsubscribe", request, pb.SubscriptionResponse, _unsubscribe
         )
         return pb.SubscriptionResponse(success=True)
 
-    @told
     async def SetSubscriptionFailurePolicy(
         self, request: pb.SetSubscriptionFailurePolicyRequest, context: Any
     ) -> pb.SubscriptionResponse:
@@ -221,7 +205,6 @@ class TopicAdmin(rpc.TopicAdminServicer):
         )
         return pb.SubscriptionResponse(success=True)
 
-    @told
     async def GetSubscriptionFailurePolicy(
         self, request: pb.GetSubscriptionFailurePolicyRequest, context: Any
     ) -> pb.GetSubscriptionFailurePolicyResponse:
@@ -236,7 +219,6 @@ class TopicAdmin(rpc.TopicAdminServicer):
         )
         return found[0]
 
-    @told
     async def SetSubscriptionDispatchConfig(
         self, request: pb.SetSubscriptionDispatchConfigRequest, context: Any
     ) -> pb.SubscriptionResponse:
@@ -247,7 +229,6 @@ class TopicAdmin(rpc.TopicAdminServicer):
         )
         return pb.SubscriptionResponse(success=True)
 
-    @told
     async def GetSubscriptionDispatchConfig(
         self, request: pb.GetSubscriptionDispatchConfigRequest, context: Any
     ) -> pb.GetSubscriptionDispatchConfigResponse:
