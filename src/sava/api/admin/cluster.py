@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sava
 from sava.api.admin.brokers import CONFIRM_S, unconfirmed
 from sava.api.messages import to_message
-from sava.api.metrics.storage import Disks
+from sava.api.metrics.broker import Disks
 from sava.cluster.records import Mode
 from sava.cluster.view import ClusterView
 from sava.config import Config
