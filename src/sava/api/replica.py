@@ -33,7 +33,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import sava
-from sava.api.sessions import GOODBYE_S, opening, ranges_of
+from sava.api.streams import GOODBYE_S, opening, ranges_of
 from sava.errors import HostError, RetryableError, SavaError
 from sava.metadata.errors import NotInitialized, OutcomeUnknown
 from sava.peers import error_mapping
