@@ -17,7 +17,7 @@ from tests.integration.harness import sava
 from tests.patience import PATIENCE_S
 from tests.ports import free_ports
 from tests.s3_server import BUCKET, S3Server, s3_server
-from tests.unit.test_danube_config import REFERENCE
+from tests.unit.config.test_danube_config import REFERENCE
 
 __all__ = ["s3_server"]
 
