@@ -16,7 +16,7 @@ from tests.support.network import free_ports
 from tests.support.objects import BUCKET, S3Server, s3_server
 from tests.support.processes import Forked
 from tests.support.waiting import PATIENCE_S
-from tests.unit.test_danube_config import REFERENCE
+from tests.unit.config.test_danube_config import REFERENCE
 
 __all__ = ["s3_server"]
 

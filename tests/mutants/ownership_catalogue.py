@@ -123,7 +123,7 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
         "sava/server/process.py",
         "    await asyncio.wait((leaving, hurried), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)\n",
         "    await asyncio.wait((leaving,), timeout=timeout)\n",
-        tests=("tests/unit/test_process.py",),
+        tests=("tests/unit/server/test_process.py",),
     ),
     Mutant(
         "o15",

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 import grpc
+from google.protobuf.message import Message
 from grpc import aio
 
 from sava.config import Auth
@@ -94,6 +95,10 @@ class AdminClient:
         self.pipelines: Any = pipelines_rpc.PipelinesStub(channel)
         self.replication: Any = replication_rpc.ReplicationStub(channel)
         self.schemas: Any = schema_rpc.SchemaRegistryStub(channel)
+        stubs = [each for each in vars(self).values() if type(each).__name__.endswith("Stub")]
+        self._methods: dict[str, Method] = {
+            name: method for stub in stubs for name, method in vars(stub).items()
+        }
 
     async def __aenter__(self) -> Self:
         return self
@@ -118,6 +123,12 @@ class AdminClient:
             raise error_mapping.raised_by(error, target=self._name, check=check) from error
         self.changes += check is not None
         return answer
+
+    async def ask(self, request: Message, method: str = "", *, timeout: float = CALL_TIMEOUT_S) -> Any:
+        """``await client.ask(StatusRequest())``: as ``call``, with the method of this name, or the one that
+        the request is named after."""
+        named = self._methods[method or type(request).__name__.removesuffix("Request")]
+        return await self.call(named, request, timeout=timeout)
 
     async def _connect(self, timeout: float) -> None:
         """Until a connection stands. A harmless question goes first when none does yet: without it, gRPC

@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
+from typing import Final
 
-from sava.api.metrics.broker import TYPE, BrokerMetrics
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from sava.api.metrics.broker import Disks
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
 from sava.metadata.node import RaftNode
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled
+from sava.tasks import Slices, cancelled
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +64,9 @@ def readiness(
 
 
 class HttpServer:
-    def __init__(self, metrics: BrokerMetrics, readiness: Readiness) -> None:
+    def __init__(self, metrics: Collector, disks: Disks, readiness: Readiness) -> None:
         self._metrics = metrics
+        self._disks = disks
         self._readiness = readiness
         self._server: asyncio.Server | None = None
         self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -89,7 +95,7 @@ class HttpServer:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-            # However long this takes: it is this broker that is slow, and who asks has a deadline of his own.
+            # However long this takes: this broker is the slow one, and the caller has a deadline of its own.
             writer.write(await self._respond(head))
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await writer.drain()
@@ -119,7 +125,8 @@ class HttpServer:
         return _response(status, kind, body)
 
     async def _render(self) -> tuple[HTTPStatus, str, bytes]:
-        return HTTPStatus.OK, TYPE, await self._metrics.page()
+        await self._disks.look()
+        return HTTPStatus.OK, TYPE, await written(self._metrics)
 
     async def _health(self) -> tuple[HTTPStatus, str, bytes]:
         return HTTPStatus.OK, "text/plain", b"ok\n"
@@ -135,3 +142,51 @@ def _response(status: HTTPStatus, kind: str, body: bytes) -> bytes:
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
     )
     return head.encode("latin-1") + b"Connection: close\r\n\r\n" + body
+
+
+# -- the page of metrics ---------------------------------------------------------------------------
+
+
+TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+SLICE_S: Final = 0.005
+"""Of an event loop that owes a heartbeat every 100 ms."""
+_LINES: Final = 200
+"""Between two looks at the clock; well below a slice."""
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+
+
+async def written(registry: Collector) -> bytes:
+    slices = Slices(SLICE_S)
+    families: dict[str, Metric] = {}
+    for part in registry.collect():
+        family = families.setdefault(part.name, part)
+        if family is not part:
+            family.samples += part.samples
+        await slices.next()
+    page: list[bytes] = []
+    for family in families.values():
+        lines: list[str] = []
+        for count, line in enumerate(_lines(family)):
+            lines.append(line)
+            if not count % _LINES:
+                await slices.next()
+        page.append("".join(lines).encode())
+    return b"".join(page)
+
+
+def _lines(family: Metric) -> Iterator[str]:
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    text = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
+    yield f"# HELP {name} {text}\n# TYPE {name} {family.type}\n"
+    created = f"{family.name}_created"
+    for sample in family.samples:
+        if sample.name != created:
+            yield _line(sample)
+
+
+def _line(sample: Sample) -> str:
+    """Labels in order of their names, as the library writes them: people compare lines as text."""
+    labels = ",".join(
+        f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(sample.labels.items())
+    )
+    return f"{sample.name}{f'{{{labels}}}' if labels else ''} {float(sample.value)!r}\n"

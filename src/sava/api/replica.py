@@ -33,7 +33,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import sava
-from sava.api.sessions import GOODBYE_S, opening, ranges_of
+from sava.api.streams import GOODBYE_S, opening, ranges_of
 from sava.errors import HostError, RetryableError, SavaError
 from sava.metadata.errors import NotInitialized, OutcomeUnknown
 from sava.peers import error_mapping
@@ -84,10 +84,9 @@ class ReplicaService(rpc.ReplicaServicer):
         self._cluster_id = cluster_id
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloResponse:
-        async with error_mapping.mapped(context):
-            cluster_id = self._cluster_id()
-            if not cluster_id:
-                raise NotInitialized("this broker is not part of a cluster yet")
+        cluster_id = self._cluster_id()
+        if not cluster_id:
+            raise NotInitialized("this broker is not part of a cluster yet")
         return pb.HelloResponse(
             cluster_name=self._cluster_name, cluster_id=cluster_id, version=sava.__version__
         )
@@ -97,26 +96,24 @@ class ReplicaService(rpc.ReplicaServicer):
     async def DescribeTopics(
         self, request: pb.DescribeTopicsRequest, context: Any
     ) -> pb.DescribeTopicsResponse:
-        async with error_mapping.mapped(context):
-            if len(request.topics) > MAX_DESCRIBED:
-                raise MessageInvalid(f"{len(request.topics)} topics; one call describes {MAX_DESCRIBED}")
-            await self._topics.ready()
-            names = [_head(topic) for topic in request.topics]
-            exist = {each: await self._exists(each) for each in {name.namespace for name in names}}
-            shapes = [await self._shape(name, exist[name.namespace]) for name in names]
+        if len(request.topics) > MAX_DESCRIBED:
+            raise MessageInvalid(f"{len(request.topics)} topics; one call describes {MAX_DESCRIBED}")
+        await self._topics.ready()
+        names = [_head(topic) for topic in request.topics]
+        exist = {each: await self._exists(each) for each in {name.namespace for name in names}}
+        shapes = [await self._shape(name, exist[name.namespace]) for name in names]
         return pb.DescribeTopicsResponse(topics=shapes)
 
     async def EnsureTopic(self, request: pb.EnsureTopicRequest, context: Any) -> pb.TopicShape:
-        async with error_mapping.mapped(context):
-            name, count = _head(request.topic), request.partition_count
-            await self._topics.ready()
-            spec = await self._topics.registry.get(name)
-            if spec is None:
-                spec = await self._create(name, request)
-            if request.grow and 0 < spec.partitions < count:
-                log.info("replica: grown topic=%s partitions=%d by=%s", name, count, request.cluster_name)
-                await self._topics.registry.grow(name, count)
-            return await self._shape(name, await self._exists(name.namespace))
+        name, count = _head(request.topic), request.partition_count
+        await self._topics.ready()
+        spec = await self._topics.registry.get(name)
+        if spec is None:
+            spec = await self._create(name, request)
+        if request.grow and 0 < spec.partitions < count:
+            log.info("replica: grown topic=%s partitions=%d by=%s", name, count, request.cluster_name)
+            await self._topics.registry.grow(name, count)
+        return await self._shape(name, await self._exists(name.namespace))
 
     async def _create(self, name: TopicName, request: pb.EnsureTopicRequest) -> TopicSpec:
         """The faster of two callers has created it; what it is then is for the caller to compare."""
@@ -158,28 +155,24 @@ class ReplicaService(rpc.ReplicaServicer):
         return shape
 
     async def EnsureSchema(self, request: pb.EnsureSchemaRequest, context: Any) -> pb.EnsureSchemaResponse:
-        async with error_mapping.mapped(context):
-            found = await self._schemas.register(
-                request.subject, request.type, request.definition, created_by="replication"
-            )
-            if request.topic:
-                await self._topics.follow_subject(TopicName.parse(request.topic), request.subject)
+        found = await self._schemas.register(
+            request.subject, request.type, request.definition, created_by="replication"
+        )
+        if request.topic:
+            await self._topics.follow_subject(TopicName.parse(request.topic), request.subject)
         return pb.EnsureSchemaResponse(schema_id=found.schema_id, version=found.version)
 
     # -- messages and acks -------------------------------------------------------------------
 
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.mapped(context):
-            await AppendStream(await self._chain(await opening(context)), context).run()
+        await AppendStream(await self._chain(await opening(context)), context).run()
 
     async def AppendEach(self, request: pb.AppendEachRequest, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.mapped(context):
-            await append_each(request, lambda each: self._chain(each.open, each.topic_id), context)
+        await append_each(request, lambda each: self._chain(each.open, each.topic_id), context)
 
     async def ReadEach(self, request: pb.ReadEachRequest, context: Any) -> None:  # type: ignore[override]
-        async with error_mapping.mapped(context):
-            await read_each(self._topics, request, context)
+        await read_each(self._topics, request, context)
 
     async def _chain(self, opening: pb.OpenSource, topic_id: int | None = None) -> SourceCopier:
         """``topic_id``: that the topic must have."""
@@ -190,36 +183,32 @@ class ReplicaService(rpc.ReplicaServicer):
         return await topic.open_source(source)
 
     async def ApplyAcks(self, request: pb.ApplyAcksRequest, context: Any) -> pb.ApplyAcksResponse:
-        async with error_mapping.mapped(context):
-            source = self._source(request.source)
-            acks = [_origin_acks(each) for each in request.acks]
-            try:
-                kind = SubscriptionType(request.type)
-            except ValueError:
-                raise MessageInvalid(f"subscription type {request.type} does not exist") from None
-            topic = await self._topics.get(TopicName.parse(request.topic))
-            applied = await topic.apply_acks(
-                check_name(request.subscription, "subscription"),
-                kind,
-                acks,
-                source=source,
-                own=self._own(topic),
-                told=request.told,
-                since=request.since,
-            )
+        source = self._source(request.source)
+        acks = [_origin_acks(each) for each in request.acks]
+        try:
+            kind = SubscriptionType(request.type)
+        except ValueError:
+            raise MessageInvalid(f"subscription type {request.type} does not exist") from None
+        topic = await self._topics.get(TopicName.parse(request.topic))
+        applied = await topic.apply_acks(
+            check_name(request.subscription, "subscription"),
+            kind,
+            acks,
+            source=source,
+            own=self._own(topic),
+            told=request.told,
+            since=request.since,
+        )
         return pb.ApplyAcksResponse(
             position=applied.position, left=map(_told, applied.left), told=applied.told
         )
 
     async def ReadAcks(self, request: pb.ReadAcksRequest, context: Any) -> pb.ReadAcksResponse:
-        async with error_mapping.mapped(context):
-            topic = await self._topics.get(TopicName.parse(request.topic))
-            try:
-                found = await topic.read_acks(
-                    request.subscription, ranges_of(request.known), self._own(topic)
-                )
-            except SubscriptionUnknown:
-                return pb.ReadAcksResponse(exists=False, topic_id=topic.topic_id)
+        topic = await self._topics.get(TopicName.parse(request.topic))
+        try:
+            found = await topic.read_acks(request.subscription, ranges_of(request.known), self._own(topic))
+        except SubscriptionUnknown:
+            return pb.ReadAcksResponse(exists=False, topic_id=topic.topic_id)
         return pb.ReadAcksResponse(
             exists=True,
             type=found.type,
@@ -319,16 +308,13 @@ class AppendStream:
                     self._changed.set()
                     continue
                 self._unanswered.append(outcome)
-                outcome.add_done_callback(self._settled)
+                outcome.add_done_callback(lambda _: self._changed.set())
                 while len(self._unanswered) >= MAX_UNANSWERED and self._refusal is None:
                     self._has_room.clear()
                     await self._has_room.wait()
         finally:
             self._has_read_all = True
             self._changed.set()
-
-    def _settled(self, _: asyncio.Future[Copied]) -> None:
-        self._changed.set()
 
     async def _answer(self) -> SavaError | None:
         """Receipts, until there is nothing more to answer; what the stream fails with."""

@@ -141,12 +141,11 @@ class WritersService(rpc.WritersServicer):
         self._store_url = store_url
 
     async def Staging(self, request: pb.StagingRequest, context: Any) -> pb.StagingResponse:
-        async with error_mapping.mapped(context):
-            writer = check_name(request.writer, "writer")
-            if self._store_url.startswith("memory:"):
-                raise StagedInvalid(
-                    "nothing can be staged: storage.url is memory://, which no other process reaches"
-                )
+        writer = check_name(request.writer, "writer")
+        if self._store_url.startswith("memory:"):
+            raise StagedInvalid(
+                "nothing can be staged: storage.url is memory://, which no other process reaches"
+            )
         return pb.StagingResponse(
             store_url=self._store_url,
             prefix=staging.parts_prefix(writer),
@@ -154,34 +153,30 @@ class WritersService(rpc.WritersServicer):
         )
 
     async def Commit(self, request: pb.CommitRequest, context: Any) -> pb.CommitResponse:
-        async with error_mapping.mapped(context):
-            try:
-                async with asyncio.timeout(error_mapping.remaining(context, COMMIT_S)):
-                    done = await self._writers.commit(_commit(request))
-            except TimeoutError:
-                raise Unfinished(
-                    f"batch {request.batch} of writer {request.writer} is not published in time; if it was "
-                    "decided it will be, and repeating the commit waits for that"
-                ) from None
+        try:
+            async with asyncio.timeout(error_mapping.remaining(context, COMMIT_S)):
+                done = await self._writers.commit(_commit(request))
+        except TimeoutError:
+            raise Unfinished(
+                f"batch {request.batch} of writer {request.writer} is not published in time; if it was "
+                "decided it will be, and repeating the commit waits for that"
+            ) from None
         published = [to_message(pb.Published, each) for each in done.published]
         return pb.CommitResponse(decided_now=done.decided_now, published=published)
 
     async def PublishStaged(self, request: pb.PublishStagedRequest, context: Any) -> pb.PublishStagedResponse:
-        async with error_mapping.mapped(context):
-            if not is_forwarded(context):
-                raise MessageInvalid("PublishStaged is for brokers: writers commit")
-            return await self._here.do(request)
+        if not is_forwarded(context):
+            raise MessageInvalid("PublishStaged is for brokers: writers commit")
+        return await self._here.do(request)
 
     async def ListWriters(self, request: pb.ListWritersRequest, context: Any) -> pb.ListWritersResponse:
-        async with error_mapping.mapped(context):
-            found = await self._writers.list()
+        found = await self._writers.list()
         return pb.ListWritersResponse(
             writers=[to_message(pb.WriterInfo, record, writer=writer) for writer, record in found]
         )
 
     async def ForgetWriter(self, request: pb.ForgetWriterRequest, context: Any) -> pb.ForgetWriterResponse:
-        async with error_mapping.mapped(context):
-            await self._writers.forget(request.writer, force=request.force)
+        await self._writers.forget(request.writer, force=request.force)
         return pb.ForgetWriterResponse()
 
 

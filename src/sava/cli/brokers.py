@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Final
 
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli import namespaces
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, all_brokers, id_of, run
+from sava.cli import topics
+from sava.cli.connection import Session, all_brokers, command, id_of
 from sava.cli.output import (
-    Format,
-    Output,
     as_dict,
-    print_answer,
+    print_fields,
     print_json,
     print_line,
     print_progress,
+    print_rows,
     print_table,
 )
 from sava.errors import Outcome, RetryableError
@@ -48,39 +48,35 @@ class MovesFailed(RetryableError):
     outcome = Outcome.PARTLY
 
 
-@app.command(name="list")
-def list_(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app, "list")
+def list_(session: Session) -> None:
     """List the brokers: state, addresses, number of topics."""
-    found = run(admin, all_brokers)
-    if output is Format.JSON:
-        print_json([as_dict(broker) for broker in found])
-        return
-    print_table(
-        ("BROKER_ID", "STATUS", "LEADER", "TOPICS", "CLIENT", "ADMIN", "RAFT", "HTTP"),
-        [
-            (
-                *(broker.broker_id, broker.status, "yes" if broker.is_leader else "-", broker.topics),
-                *(broker.client_addr or "-", broker.admin_addr or "-"),
-                *(broker.raft_addr or "-", broker.http_addr or "-"),
-            )
-            for broker in found
-        ],
+    session.show_list(
+        session.run(all_brokers),
+        *("broker_id", "status"),
+        leader=lambda broker: "yes" if broker.is_leader else "-",
+        topics="topics",
+        client="client_addr",
+        admin="admin_addr",
+        raft="raft_addr",
+        http="http_addr",
     )
 
 
-@app.command()
-def leader(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def leader(session: Session) -> None:
     """Show the broker that leads the cluster: it decides which topic goes where."""
-    found = next((broker for broker in run(admin, all_brokers) if broker.is_leader), None)
+    found = next((broker for broker in session.run(all_brokers) if broker.is_leader), None)
     if found is None:
         raise Unavailable("the cluster has no leader at the moment")
-    print_answer(
-        found, output, f"broker {found.broker_id} leads, admin {found.admin_addr}, client {found.client_addr}"
+    session.answer(
+        found, f"broker {found.broker_id} leads, admin {found.admin_addr}, client {found.client_addr}"
     )
 
 
-@app.command()
+@command(app)
 def drain(
+    session: Session,
     broker: Broker = "",
     parallel: Annotated[
         int, typer.Option("--parallel", "--max-parallel", min=0, help="Topics that move at a time; 0: 8.")
@@ -114,9 +110,7 @@ def drain(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be moved.")] = False,
-    output: Output = Format.TABLE,
     broker_id: BrokerId = "",
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Move the topics of BROKER to others, and give it no new ones until it is activated."""
     name = _one_of(broker, broker_id)
@@ -132,64 +126,60 @@ def drain(
         )
         return request.broker_id, await _follow_drain(client, request)
 
-    drained, outcome = run(admin, work)
-    if output is Format.JSON:
+    drained, outcome = session.run(work)
+    if session.is_json:
         print_json(as_dict(outcome))
     elif dry_run:
         print_table(("TOPIC",), [(topic,) for topic in outcome.topics])
     if dry_run:
         return
     _require_all_moved(drained, outcome)
-    if output is not Format.JSON:
+    if not session.is_json:
         print_line(f"broker {drained} is {outcome.status}, {_topics(outcome.succeeded)} moved")
 
 
-@app.command()
+@command(app)
 def activate(
+    session: Session,
     broker: Broker = "",
     reason: Annotated[str, typer.Option("--reason", help="Why, for those who look later.")] = "",
-    output: Output = Format.TABLE,
     broker_id: BrokerId = "",
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Give BROKER topics again. It gets those that are placed from now on, and what rebalancing brings it."""
     name = _one_of(broker, broker_id)
 
     async def work(client: AdminClient) -> tuple[int, pb.ActivateBrokerResponse]:
         request = pb.ActivateBrokerRequest(broker_id=await id_of(client, name), reason=reason)
-        return request.broker_id, await client.call(client.brokers.ActivateBroker, request)
+        return request.broker_id, await client.ask(request)
 
-    activated, response = run(admin, work)
-    print_answer(
-        response, output, f"broker {activated} {'was active already' if response.was_active else 'is active'}"
+    activated, response = session.run(work)
+    session.answer(
+        response, f"broker {activated} {'was active already' if response.was_active else 'is active'}"
     )
 
 
-@app.command()
-def balance(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def balance(session: Session) -> None:
     """Show how evenly the brokers are loaded."""
-    response = run(admin, lambda client: client.call(client.brokers.GetBalance, pb.GetBalanceRequest()))
-    if output is Format.JSON:
+    response = session.ask(pb.GetBalanceRequest())
+    if session.is_json:
         print_json(as_dict(response))
     else:
         _show_balance(response)
 
 
-@app.command()
+@command(app)
 def rebalance(
+    session: Session,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be moved.")] = False,
     max_moves: Annotated[
         int, typer.Option("--max-moves", min=0, help="At most this many; 0: as the configuration says.")
     ] = 0,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Move topics from loaded brokers to others, one round, now."""
     request = pb.RebalanceRequest(dry_run=dry_run, max_moves=max_moves)
-    response = run(
-        admin, lambda client: client.call(client.brokers.Rebalance, request, timeout=REBALANCE_TIMEOUT_S)
-    )
-    if output is Format.JSON:
+    response = session.ask(request, timeout=REBALANCE_TIMEOUT_S)
+    if session.is_json:
         print_json(as_dict(response))
     else:
         _show_round(response, dry_run=dry_run)
@@ -201,9 +191,9 @@ def rebalance(
 
 
 # Danube's administrators know these under other names.
-app.command(name="unload", hidden=True)(drain)
-app.command(name="leader-broker", hidden=True)(leader)
-app.command(name="namespaces", hidden=True)(namespaces.list_)
+command(app, "unload", hidden=True)(drain)
+command(app, "leader-broker", hidden=True)(leader)
+command(app, "namespaces", hidden=True)(topics.list_namespaces)
 
 
 async def _follow_drain(client: AdminClient, request: pb.DrainBrokerRequest) -> pb.DrainProgress:
@@ -247,24 +237,29 @@ def _require_all_moved(broker: int, outcome: pb.DrainProgress) -> None:
 
 
 def _show_balance(shown: pb.Balance) -> None:
-    print_line(f"{'strategy':<25} {shown.strategy}")
-    print_line(f"{'coefficient_of_variation':<25} {_variation(shown)}")
-    for name in ("mean_load", "max_load", "min_load", "std_deviation"):
-        print_line(f"{name:<25} {getattr(shown, name):.2f}")
-    print_line(f"{'rebalancing':<25} {'enabled' if shown.rebalancing_enabled else 'by hand only'}")
-    print_line(f"{'moves_last_hour':<25} {shown.moves_last_hour}")
-    print_line("")
-    print_table(
-        ("BROKER_ID", "LOAD", "TOPICS", "CPU_%", "MEMORY_%", "MB/S", "STATE"),
-        [
-            (
-                *(load.broker_id, f"{load.load:.2f}", load.topics),
-                *(f"{load.cpu_percent:.0f}", f"{load.memory_percent:.0f}"),
-                *(f"{load.megabytes_per_second:.1f}", _state(load)),
-            )
-            for load in shown.brokers
-        ],
+    loads = {name: f"{getattr(shown, name):.2f}" for name in _LOADS}
+    print_fields(
+        {
+            "strategy": shown.strategy,
+            "coefficient_of_variation": _variation(shown),
+            **loads,
+            "rebalancing": "enabled" if shown.rebalancing_enabled else "by hand only",
+            "moves_last_hour": shown.moves_last_hour,
+        }
     )
+    print_line("")
+    columns: dict[str, Callable[[pb.BrokerLoad], object]] = {
+        "load": lambda each: f"{each.load:.2f}",
+        "topics": lambda each: each.topics,
+        "cpu_%": lambda each: f"{each.cpu_percent:.0f}",
+        "memory_%": lambda each: f"{each.memory_percent:.0f}",
+        "mb/s": lambda each: f"{each.megabytes_per_second:.1f}",
+        "state": _state,
+    }
+    print_rows(shown.brokers, "broker_id", **columns)
+
+
+_LOADS: Final = ("mean_load", "max_load", "min_load", "std_deviation")
 
 
 def _show_round(response: pb.RebalanceResponse, *, dry_run: bool) -> None:
@@ -279,15 +274,12 @@ def _show_round(response: pb.RebalanceResponse, *, dry_run: bool) -> None:
         print_line(f"nothing to move: coefficient of variation {_variation(before)}{why}")
         return
     done = "would be moved" if dry_run else "moved"
-    print_table(
-        ("TOPIC", "FROM", "TO", "LOAD", "RESULT"),
-        [
-            (
-                *(move.topic, move.from_broker_id, move.to_broker_id),
-                *(f"{move.load:.2f}", f"failed: {move.error}" if move.error else done),
-            )
-            for move in response.moves
-        ],
+    print_rows(
+        response.moves,
+        "topic",
+        **{"from": "from_broker_id", "to": "to_broker_id"},
+        load=lambda move: f"{move.load:.2f}",
+        result=lambda move: f"failed: {move.error}" if move.error else done,
     )
     print_line(
         f"coefficient of variation {response.before.coefficient_of_variation:.3f} before, "

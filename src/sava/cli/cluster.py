@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from sava.api.recovery import recover
-from sava.cli.connection import (
-    DEFAULT_ADMIN,
-    MAX_ID,
-    AdminOption,
-    auth_from_environment,
-    is_id,
-    run,
-    run_to_end,
-)
-from sava.cli.output import (
-    Format,
-    Output,
-    as_dict,
-    print_answer,
-    print_json,
-    print_line,
-    print_table,
-    print_unconfirmed,
-)
+from sava.cli.connection import MAX_ID, Session, auth_from_environment, command, is_id, run_to_end
+from sava.cli.output import as_dict, print_fields, print_json, print_line, print_rows, print_unconfirmed
 from sava.metadata.bootstrap import ForceReport, NotConfirmed
 from sava.proto import admin_pb2 as pb
 
@@ -40,94 +24,78 @@ NodeId = Annotated[
 ]
 
 
-@app.command()
+@command(app)
 def init(
+    session: Session,
     nodes: Annotated[
         str, typer.Option("--nodes", metavar="A:7650,B:7650,…", help="Raft addresses of all founding nodes.")
     ],
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Create a cluster from running brokers, once. Repeating it with the same list is harmless."""
     request = pb.InitRequest(nodes=[part.strip() for part in nodes.split(",") if part.strip()])
-    response = run(
-        admin, lambda client: client.call(client.cluster.Init, request, timeout=OPERATION_TIMEOUT_S)
-    )
+    response = session.ask(request, timeout=OPERATION_TIMEOUT_S)
     done = "AlreadyInitialized" if response.already_initialized else "Cluster initialized"
-    print_answer(
+    session.answer(
         response,
-        output,
         f"{done}: cluster={response.cluster_id} leader={response.leader_id}, {len(response.voters)} voters",
     )
 
 
-@app.command()
-def status(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def status(session: Session) -> None:
     """Show what the asked broker knows: leader, term, positions, members. Says so if no majority confirms
     it."""
-    request = pb.StatusRequest(confirm=True)
-    response = run(admin, lambda client: client.call(client.cluster.Status, request))
+    response = session.ask(pb.StatusRequest(confirm=True))
     if response.unconfirmed:
         print_unconfirmed(response.unconfirmed)
-    if output is Format.JSON:
+    if session.is_json:
         print_json(as_dict(response))
         return
-    for name in (
-        "cluster_name",
-        "cluster_id",
-        "membership_state",
-        "self_node_id",
-        "raft_addr",
-        "role",
-        "leader_id",
-        "current_term",
-        "commit",
-        "last_applied",
-        "snapshot_index",
-        "revision",
-        "keys",
-    ):
-        print_line(f"{name:<17} {getattr(response, name) or '-'}")
-    columns = ("NODE_ID", "RAFT_ADDR", "ROLE", "MATCH", "PROGRESS", "ACTIVE")
-    print_table(columns, [_member_row(member) for member in response.members])
+    print_fields({name: getattr(response, name) or "-" for name in _STATUS})
+    print_rows(
+        response.members,
+        *("node_id", "raft_addr", "role"),
+        match=_progress("match"),
+        progress=_progress("progress"),
+        active=_progress("recently_active"),
+    )
 
 
-def _member_row(member: pb.MemberStatus) -> tuple[object, ...]:
-    told = member.HasField("match")
-    progress = (member.match, member.progress, member.recently_active) if told else ("-", "-", "-")
-    return (member.node_id, member.raft_addr, member.role, *progress)
+_STATUS: Final = (
+    *("cluster_name", "cluster_id", "membership_state", "self_node_id", "raft_addr", "role", "leader_id"),
+    *("current_term", "commit", "last_applied", "snapshot_index", "revision", "keys"),
+)
 
 
-@app.command()
-def add_node(addr: Address, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+def _progress(name: str) -> Callable[[pb.MemberStatus], object]:
+    """The leader alone knows how far members are."""
+    return lambda member: getattr(member, name) if member.HasField("match") else "-"
+
+
+@command(app)
+def add_node(session: Session, addr: Address) -> None:
     """Add a running, pristine broker as a learner. Promote it once it has caught up."""
     request = pb.AddNodeRequest(addr=addr)
-    response = run(
-        admin, lambda client: client.call(client.cluster.AddNode, request, timeout=OPERATION_TIMEOUT_S)
-    )
+    response = session.ask(request, timeout=OPERATION_TIMEOUT_S)
     done = "is already a member" if response.already_member else "added as a learner"
-    print_answer(response, output, f"node {response.node_id} at {response.raft_addr} {done}")
+    session.answer(response, f"node {response.node_id} at {response.raft_addr} {done}")
 
 
-@app.command()
-def promote_node(
-    addr: Address = "", node_id: NodeId = 0, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN
-) -> None:
+@command(app)
+def promote_node(session: Session, addr: Address = "", node_id: NodeId = 0) -> None:
     """Make a learner a voter. Refused while it lags behind."""
     _require_one(addr, node_id)
     request = pb.PromoteNodeRequest(node_id=node_id, addr=addr)
-    response = run(
-        admin, lambda client: client.call(client.cluster.PromoteNode, request, timeout=OPERATION_TIMEOUT_S)
-    )
-    print_answer(
+    response = session.ask(request, timeout=OPERATION_TIMEOUT_S)
+    session.answer(
         response,
-        output,
         f"node {response.node_id} {'is already' if response.already_voter else 'is now'} a voter",
     )
 
 
-@app.command()
+@command(app)
 def remove_node(
+    session: Session,
     addr: Address = "",
     node_id: NodeId = 0,
     force: Annotated[
@@ -136,25 +104,21 @@ def remove_node(
             "--force", help="Even when it has topics, or the remaining reachable voters are no majority."
         ),
     ] = False,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Take a node out of the cluster. Its data directory may be deleted once this command has succeeded.
     Refused while it has topics, or may get some: `sava brokers drain` comes first."""
     _require_one(addr, node_id)
     request = pb.RemoveNodeRequest(node_id=node_id, addr=addr, force=force)
-    response = run(
-        admin, lambda client: client.call(client.cluster.RemoveNode, request, timeout=OPERATION_TIMEOUT_S)
-    )
-    print_answer(
+    response = session.ask(request, timeout=OPERATION_TIMEOUT_S)
+    session.answer(
         response,
-        output,
         f"node {response.node_id} removed; it can be shut down and its data directory deleted",
     )
 
 
-@app.command()
+@command(app)
 def transfer_leader(
+    session: Session,
     to: Annotated[
         str,
         typer.Option(
@@ -163,28 +127,19 @@ def transfer_leader(
             help="Address or id of the next leader; by default the most up-to-date voter.",
         ),
     ] = "",
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Hand leadership over."""
     request = pb.TransferLeaderRequest(node_id=int(to)) if is_id(to) else pb.TransferLeaderRequest(addr=to)
-    response = run(
-        admin, lambda client: client.call(client.cluster.TransferLeader, request, timeout=OPERATION_TIMEOUT_S)
-    )
-    print_answer(response, output, f"leadership handed to node {response.leader_id}")
+    response = session.ask(request, timeout=OPERATION_TIMEOUT_S)
+    session.answer(response, f"leadership handed to node {response.leader_id}")
 
 
-@app.command()
-def snapshot(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def snapshot(session: Session) -> None:
     """Take a snapshot on the asked broker now."""
-    response = run(
-        admin,
-        lambda client: client.call(
-            client.cluster.Snapshot, pb.SnapshotRequest(), timeout=OPERATION_TIMEOUT_S
-        ),
-    )
-    print_answer(
-        response, output, f"snapshot at index {response.index} (term {response.term}), {response.size} bytes"
+    response = session.ask(pb.SnapshotRequest(), timeout=OPERATION_TIMEOUT_S)
+    session.answer(
+        response, f"snapshot at index {response.index} (term {response.term}), {response.size} bytes"
     )
 
 

@@ -4,17 +4,20 @@ broker, work that Ctrl-C ends, and what the command line adds to an error."""
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 import typer
+from google.protobuf.message import Message
 
-from sava.api.admin_client import AdminClient
-from sava.cli.output import print_unconfirmed
+from sava.api.admin_client import CALL_TIMEOUT_S, AdminClient
+from sava.cli.output import Format, Output, as_dict, print_json, print_line, print_rows, print_unconfirmed
 from sava.config import Auth, ConfigInvalid, TlsSettings
 from sava.errors import CallerError, Outcome, SavaError
 from sava.proto import brokers_pb2 as pb
@@ -23,6 +26,7 @@ if TYPE_CHECKING:  # the client takes a third of a second to import, and most co
     from sava.client import Tls as ClientTls
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 AdminOption = Annotated[
     str,
@@ -119,6 +123,77 @@ def tls_for(service: str) -> ClientTls | None:
     return ClientTls(ca=files.ca_file, cert=files.cert_file, key=files.key_file)
 
 
+# -- commands that ask a broker ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a command that asks a broker is given: which broker, and how the answer is shown."""
+
+    admin: str
+    output: Format
+
+    @property
+    def is_json(self) -> bool:
+        return self.output is Format.JSON
+
+    def run(self, work: Callable[[AdminClient], Awaitable[T]]) -> T:
+        return run(self.admin, work)
+
+    def ask(self, request: Message, method: str = "", *, timeout: float = CALL_TIMEOUT_S) -> Any:
+        """The answer to one request; ``method`` if it is not named after the method."""
+        return run(self.admin, lambda client: client.ask(request, method, timeout=timeout))
+
+    def answer(self, answer: Message, text: str) -> None:
+        """Show what a command has done: the broker's answer, or what that means in one line."""
+        if self.is_json:
+            print_json(as_dict(answer))
+        else:
+            print_line(text)
+
+    def show_list(
+        self, items: Iterable[Message], /, *names: str, **columns: str | Callable[[Any], object]
+    ) -> None:
+        """Show all fields of each, or a table with these columns (see ``print_rows``)."""
+        if self.is_json:
+            print_json([as_dict(item) for item in items])
+        else:
+            print_rows(items, *names, **columns)
+
+
+def command(
+    app: typer.Typer, name: str | None = None, **options: Any
+) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[Concatenate[Session, P], None]]:
+    """A command that asks a broker. Its first parameter is a ``Session``, which comes from --output and
+    --admin; they stand behind the command's own options. A command with an ``output`` of its own has one."""
+
+    def register(
+        work: Callable[Concatenate[Session, P], None],
+    ) -> Callable[Concatenate[Session, P], None]:
+        _, *own = inspect.signature(work, eval_str=True).parameters.values()
+        has_output = any(each.name == "output" for each in own)
+
+        def run_command(*, admin: str, **given: Any) -> None:
+            output = Format.TABLE if has_output else given.pop("output")
+            work(Session(admin, output), **given)  # type: ignore[call-arg]  # Typer gives what the signature asks for
+
+        shared = [_ADMIN] if has_output else [_OUTPUT, _ADMIN]
+        run_command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+        run_command.__name__, run_command.__doc__ = work.__name__, work.__doc__
+        app.command(name=name, **options)(run_command)
+        return work
+
+    return register
+
+
+_OUTPUT: Final = inspect.Parameter(
+    "output", inspect.Parameter.KEYWORD_ONLY, default=Format.TABLE, annotation=Output
+)
+_ADMIN: Final = inspect.Parameter(
+    "admin", inspect.Parameter.KEYWORD_ONLY, default=DEFAULT_ADMIN, annotation=AdminOption
+)
+
+
 # -- how users name a broker ---------------------------------------------------
 
 # Broker ids are long and drawn at random, so any address of a broker does as well.
@@ -135,7 +210,7 @@ def is_id(text: str) -> bool:
 
 async def all_brokers(client: AdminClient) -> list[pb.Broker]:
     """Says so on stderr if no majority has confirmed them."""
-    response = await client.call(client.brokers.ListBrokers, pb.ListBrokersRequest())
+    response = await client.ask(pb.ListBrokersRequest())
     if response.unconfirmed:
         print_unconfirmed(response.unconfirmed)
     return cast(list[pb.Broker], list(response.brokers))

@@ -47,13 +47,13 @@ GROUPS: Final[Mapping[str, CommandEntry]] = {
     "brokers": CommandEntry("brokers", "app", "List, drain and balance the brokers."),
     "meta": CommandEntry("meta", "app", "Read, write and watch the metadata store."),
     "storage": CommandEntry("storage", "app", "Look at stored messages, verify and back them up."),
-    "namespaces": CommandEntry("namespaces", "app", "Create, inspect and limit namespaces."),
+    "namespaces": CommandEntry("topics", "namespaces_app", "Create, inspect and limit namespaces."),
     "topics": CommandEntry("topics", "app", "Create, inspect, limit, move and delete topics."),
     "subscriptions": CommandEntry(
         "subscriptions", "app", "Create, inspect, move and configure subscriptions."
     ),
     "schemas": CommandEntry("schemas", "app", "Register schemas, check them, bind them to topics."),
-    "writers": CommandEntry("writers", "app", "Inspect and forget writers of exactly-once writes."),
+    "writers": CommandEntry("pipelines", "writers_app", "Inspect and forget writers of exactly-once writes."),
     "ledgers": CommandEntry(
         "ledgers", "app", "Inspect brokers' ledgers, and end one that cannot be recovered whole."
     ),

@@ -173,3 +173,10 @@ def instant(microseconds: int) -> str:
         return (_EPOCH + timedelta(microseconds=microseconds)).isoformat().replace("+00:00", "Z")
     except OverflowError:
         return str(microseconds)
+
+
+def moment(milliseconds: int) -> str:
+    """ISO 8601 in UTC, to the second; nothing for a time that has not come."""
+    if not milliseconds:
+        return "-"
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

@@ -9,18 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
+from sava.cli.connection import Session, command
 from sava.cli.output import (
-    Format,
-    Output,
     RawFormat,
     as_dict,
     end_without_reader,
-    print_answer,
     print_json,
     print_json_line,
     print_line,
-    print_table,
+    print_rows,
     text_of,
 )
 from sava.errors import CallerError
@@ -45,24 +42,27 @@ class NotFoundError(CallerError):
     """The key does not exist, or a condition on it does not hold."""
 
 
-@app.command()
+@command(app)
 def get(
-    key: Key, local: Local = False, output: ValuesOutput = RawFormat.RAW, admin: AdminOption = DEFAULT_ADMIN
+    session: Session,
+    key: Key,
+    local: Local = False,
+    output: ValuesOutput = RawFormat.RAW,
 ) -> None:
     """Print the value of KEY (linearizable unless --local)."""
-    response = run(admin, lambda client: client.call(client.meta.Get, pb.GetRequest(key=key, local=local)))
+    response = session.ask(pb.GetRequest(key=key, local=local))
     if not response.HasField("kv"):
         raise NotFoundError(f"key {key} does not exist (at revision {response.revision})")
     _show([response.kv], output, single=True)
 
 
-@app.command(name="range")
+@command(app, "range")
 def range_(
+    session: Session,
     prefix: Prefix,
     limit: Annotated[int, typer.Option(min=0, help="At most this many keys; 0 for all.")] = 0,
     local: Local = False,
     output: ValuesOutput = RawFormat.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """List the keys under PREFIX, in order."""
 
@@ -73,16 +73,17 @@ def range_(
             after = kvs[-1].key if kvs else ""
             page = min(left, 1000) if left else 1000
             request = pb.RangeRequest(prefix=prefix, limit=page, start_after=after, local=local)
-            response = await client.call(client.meta.Range, request)
+            response = await client.ask(request)
             kvs.extend(response.kvs)
             if not response.more or (limit and len(kvs) >= limit):
                 return kvs
 
-    _show(run(admin, pages), output)
+    _show(session.run(pages), output)
 
 
-@app.command()
+@command(app)
 def put(
+    session: Session,
     key: Key,
     value: Annotated[
         str, typer.Argument(metavar="VALUE", help="The value; '-' reads it from standard input.")
@@ -91,18 +92,16 @@ def put(
     if_mod_revision: Annotated[
         int | None, typer.Option(min=0, help="Only when it was last changed at this revision.")
     ] = None,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Write VALUE under KEY."""
     data = sys.stdin.buffer.read() if value == "-" else value.encode()
     request = pb.PutRequest(key=key, value=data, if_absent=if_absent)
     if if_mod_revision is not None:
         request.if_mod_revision = if_mod_revision
-    response = run(admin, lambda client: client.call(client.meta.Put, request))
+    response = session.ask(request)
     if not response.succeeded:
         raise NotFoundError(f"key {key} was not changed: {_why_not(request, response)}")
-    print_answer(response, output, f"revision {response.revision}")
+    session.answer(response, f"revision {response.revision}")
 
 
 def _why_not(request: pb.PutRequest, response: pb.PutResponse) -> str:
@@ -113,45 +112,41 @@ def _why_not(request: pb.PutRequest, response: pb.PutResponse) -> str:
     return f"it was last changed at revision {response.prev.mod_revision}, not {request.if_mod_revision}"
 
 
-@app.command()
+@command(app)
 def delete(
+    session: Session,
     key: Key,
     prefix: Annotated[
         bool, typer.Option("--prefix", help="Delete everything under KEY, which then ends in '/'.")
     ] = False,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Delete KEY. Deleting what does not exist is no error."""
-    response = run(
-        admin, lambda client: client.call(client.meta.Delete, pb.DeleteRequest(key=key, prefix=prefix))
-    )
-    print_answer(response, output, f"deleted {len(response.prev)}, revision {response.revision}")
+    response = session.ask(pb.DeleteRequest(key=key, prefix=prefix))
+    session.answer(response, f"deleted {len(response.prev)}, revision {response.revision}")
 
 
-@app.command()
+@command(app)
 def watch(
+    session: Session,
     prefix: Prefix,
     from_revision: Annotated[
         int, typer.Option(min=0, help="Begin with this revision; 0 for from now on.")
     ] = 0,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Print every change under PREFIX until interrupted."""
 
     async def follow(client: AdminClient) -> None:
         async for response in client.watch(pb.WatchRequest(prefix=prefix, from_revision=from_revision)):
             for event in response.events:
-                _show_event(event, output)
+                _show_event(session, event)
             end_without_reader()
             await asyncio.sleep(0)
 
-    run(admin, follow)
+    session.run(follow)
 
 
-def _show_event(event: pb.Event, output: Format) -> None:
-    if output is Format.JSON:
+def _show_event(session: Session, event: pb.Event) -> None:
+    if session.is_json:
         print_json_line(as_dict(event))
     elif event.HasField("kv"):
         print_line(f"{event.revision} put {event.key} {text_of(event.kv.value)}")
@@ -168,7 +163,6 @@ def _show(kvs: list[Any], output: RawFormat, *, single: bool = False) -> None:
             sys.stdout.buffer.write(kv.value + b"\n")
         sys.stdout.buffer.flush()
     else:
-        print_table(
-            ("KEY", "VALUE", "MOD_REVISION", "VERSION"),
-            [(kv.key, text_of(kv.value), kv.mod_revision, kv.version) for kv in kvs],
+        print_rows(
+            kvs, "key", value=lambda kv: text_of(kv.value), mod_revision="mod_revision", version="version"
         )

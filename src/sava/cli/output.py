@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
@@ -146,6 +146,30 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     _console.print(table)
+
+
+def print_rows(items: Iterable[Any], /, *names: str, **columns: str | Callable[[Any], object]) -> None:
+    """A table with a row for each item. A column is named after the field that it shows, or ``columns`` has
+    its field, or a function of the item."""
+    shown = {name: name for name in names} | columns
+    print_table(
+        [name.upper() for name in shown],
+        [[_cell(item, column) for column in shown.values()] for item in items],
+    )
+
+
+def _cell(item: Any, column: str | Callable[[Any], object]) -> object:
+    if callable(column):
+        return column(item)
+    value = getattr(item, column)
+    return "-" if value in ("", None) or (value == 0 and column.endswith("_id")) else value
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """A line for each, the values below one another."""
+    width = max(map(len, fields))
+    for name, value in fields.items():
+        print_line(f"{name:<{width}} {'-' if value in ('', None) else value}")
 
 
 # -- progress ----------------------------------------------------------------------

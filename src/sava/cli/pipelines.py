@@ -1,4 +1,5 @@
-"""``sava pipelines``: work on topics that runners do with Spark; ``sava spark``: PySpark on topics."""
+"""``sava pipelines``: work on topics that runners do with Spark; ``sava spark``: PySpark on topics; ``sava
+writers``: applications that write exactly once, and how far they are."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +17,13 @@ import yaml
 
 from sava import logs
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
-from sava.cli.output import Format, Output, as_dict, print_json, print_line, print_table
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, Session, auth_from_environment, command
+from sava.cli.messages import moment
+from sava.cli.output import as_dict, print_fields, print_json, print_line, print_rows
 from sava.errors import CallerError, Outcome, RetryableError
 from sava.pipeline.launch import program
 from sava.proto import pipelines_pb2 as pb
+from sava.proto import writers_pb2
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -43,8 +45,9 @@ class NoSuchPipeline(CallerError):
         super().__init__(f"there is no pipeline {name}; `sava pipelines list` shows those that there are")
 
 
-@app.command()
+@command(app)
 def create(
+    session: Session,
     name: Name,
     from_: Annotated[
         list[str] | None,
@@ -78,8 +81,6 @@ def create(
         str,
         typer.Option("--checkpoint", metavar="DIR", help="By default below the runner's --checkpoints."),
     ] = "",
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Create a pipeline of kind custom. `apply` creates and changes pipelines by files."""
     settings: dict[str, Any] = {"from": _pairs(from_, "--from"), "to": _pairs(to, "--to")}
@@ -87,18 +88,15 @@ def create(
     settings |= {key: value for key, value in given.items() if value}
     spec = spec_of(name, DEFAULT_KIND, settings)
     request = pb.ApplyPipelineRequest(spec=spec, create_only=True)
-    created = run(admin, lambda client: client.call(client.pipelines.ApplyPipeline, request))
-    if output is Format.JSON:
-        print_json(_shown(created))
-    else:
-        print_line(f"pipeline {name} created; a runner does it (`sava pipelines run`)")
+    _answer(
+        session, session.ask(request), f"pipeline {name} created; a runner does it (`sava pipelines run`)"
+    )
 
 
-@app.command()
+@command(app)
 def apply(
+    session: Session,
     file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="YAML ('-': standard input).")],
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Create the pipelines of FILE, and change those that are different. All are checked before any."""
     specs = read_specs(file)
@@ -108,7 +106,7 @@ def apply(
         done = []
         for spec in specs:
             request = pb.ApplyPipelineRequest(spec=spec)
-            applied = await client.call(client.pipelines.ApplyPipeline, request)
+            applied = await client.ask(request)
             known = before.get(spec.name)
             how = "created" if known is None else "changed"
             done.append(
@@ -116,101 +114,104 @@ def apply(
             )
         return done
 
-    done = run(admin, work)
-    if output is Format.JSON:
+    done = session.run(work)
+    if session.is_json:
         print_json([{"result": how, **_shown(applied)} for how, applied in done])
         return
     for how, applied in done:
         print_line(f"pipeline {applied.spec.name} {how}")
 
 
-@app.command(name="list")
-def list_(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app, "list")
+def list_(session: Session) -> None:
     """List pipelines, and how far they are."""
-    found = run(admin, _all)
-    if output is Format.JSON:
+    found = session.run(_all)
+    if session.is_json:
         print_json([_shown(each) for each in found])
         return
-    print_table(
-        ("NAME", "KIND", "STATE", "RUNNER", "ROWS", "ROWS/S", "LAG", "LAG_S", "RESTARTS"),
-        [_row(each) for each in found],
+    print_rows(
+        found,
+        name=lambda each: each.spec.name,
+        kind=lambda each: each.spec.kind,
+        state=lambda each: each.status.state,
+        runner=lambda each: each.status.runner or "-",
+        rows=lambda each: each.status.rows,
+        **{"rows/s": lambda each: f"{each.status.rate:.1f}"},
+        lag=_lag,
+        lag_s=_lag_s,
+        restarts=lambda each: each.status.restarts,
     )
 
 
-@app.command()
+@command(app)
 def status(
+    session: Session,
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="By default all.")] = None,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Show how far pipelines are, since when, and what went wrong last."""
-    found = _chosen(run(admin, _all), names or [])
-    if output is Format.JSON:
+    found = _chosen(session.run(_all), names or [])
+    if session.is_json:
         print_json([{"name": each.spec.name, **as_dict(each.status)} for each in found])
         return
-    print_table(
-        ("NAME", "STATE", "SINCE", "REPORTED", "ROWS", "LAG", "LAG_S", "RESTARTS", "LAST_ERROR"),
-        [
-            (
-                *(each.spec.name, each.status.state, _moment(each.status.since_ms)),
-                *(_moment(each.status.reported_ms), each.status.rows, *_lag(each.status)),
-                *(each.status.restarts, each.status.last_error or "-"),
-            )
-            for each in found
-        ],
+    print_rows(
+        found,
+        name=lambda each: each.spec.name,
+        state=lambda each: each.status.state,
+        since=lambda each: moment(each.status.since_ms),
+        reported=lambda each: moment(each.status.reported_ms),
+        rows=lambda each: each.status.rows,
+        lag=_lag,
+        lag_s=_lag_s,
+        restarts=lambda each: each.status.restarts,
+        last_error=lambda each: each.status.last_error or "-",
     )
 
 
-@app.command()
-def describe(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def describe(session: Session, name: Name) -> None:
     """Show all of a pipeline: what it is to do, and how far it is."""
-    (found,) = _chosen(run(admin, _all), [name])
-    if output is Format.JSON:
+    (found,) = _chosen(session.run(_all), [name])
+    if session.is_json:
         print_json(_shown(found))
         return
-    shown = {"name": found.spec.name, "kind": found.spec.kind, "made_by": found.spec.made_by or "-"}
-    shown |= {"revision": str(found.revision), "paused": "yes" if found.is_paused else "no"}
-    fields = as_dict(found.status)
-    fields |= {"since": _moment(found.status.since_ms), "reported": _moment(found.status.reported_ms)}
-    lag, lag_s = _lag(found.status)
-    fields |= {"lag_messages": lag, "lag_seconds": lag_s}
-    for key in ("since_ms", "reported_ms"):
-        fields.pop(key)
-    for key, value in {**shown, **fields}.items():
-        print_line(f"{key:<14} {value if value != '' else '-'}")
+    spec, status = found.spec, found.status
+    fields = as_dict(status)
+    for name in ("since", "reported"):
+        fields[name] = moment(fields.pop(f"{name}_ms"))
+    print_fields(
+        {"name": spec.name, "kind": spec.kind, "made_by": spec.made_by, "revision": found.revision}
+        | {"paused": "yes" if found.is_paused else "no", **fields}
+        | {"lag_messages": _lag(found), "lag_seconds": _lag_s(found)}
+    )
     print_line("settings")
     for line in json.dumps(json.loads(found.spec.settings), indent=2, ensure_ascii=False).splitlines():
         print_line(f"  {line}")
 
 
-@app.command()
-def pause(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def pause(session: Session, name: Name) -> None:
     """Stop a pipeline after its current batch, until it is resumed."""
-    request = pb.PipelineName(name=name)
-    paused = run(admin, lambda client: client.call(client.pipelines.PausePipeline, request))
-    _done(paused, f"pipeline {name} is paused", output)
+    paused = session.ask(pb.PipelineName(name=name), "PausePipeline")
+    _answer(session, paused, f"pipeline {name} is paused")
 
 
-@app.command()
-def resume(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def resume(session: Session, name: Name) -> None:
     """Let a paused pipeline continue where it was."""
-    request = pb.PipelineName(name=name)
-    resumed = run(admin, lambda client: client.call(client.pipelines.ResumePipeline, request))
-    _done(resumed, f"pipeline {name} is resumed", output)
+    resumed = session.ask(pb.PipelineName(name=name), "ResumePipeline")
+    _answer(session, resumed, f"pipeline {name} is resumed")
 
 
-@app.command()
+@command(app)
 def delete(
+    session: Session,
     name: Name,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until its runner has stopped it.")] = True,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Delete a pipeline. Its checkpoint stays, and so does what it has written."""
 
     async def work(client: AdminClient) -> bool:
-        request = pb.PipelineName(name=name)
-        response = await client.call(client.pipelines.DeletePipeline, request)
+        response = await client.ask(pb.PipelineName(name=name), "DeletePipeline")
         deadline = time.monotonic() + DELETE_TIMEOUT_S
         is_gone = bool(response.is_gone)
         while wait and not is_gone:
@@ -222,31 +223,24 @@ def delete(
             is_gone = name not in {each.spec.name for each in await _all(client)}
         return is_gone
 
-    is_gone = run(admin, work)
-    if output is Format.JSON:
+    is_gone = session.run(work)
+    if session.is_json:
         print_json({"name": name, "is_gone": is_gone})
     else:
         print_line(f"pipeline {name} {'deleted' if is_gone else 'goes when its runner has stopped it'}")
 
 
-@app.command()
-def runners(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def runners(session: Session) -> None:
     """List the runners that are there, and how many pipelines each has."""
-    response: pb.ListRunnersResponse = run(
-        admin, lambda client: client.call(client.pipelines.ListRunners, pb.ListRunnersRequest())
-    )
-    if output is Format.JSON:
-        print_json([as_dict(each) for each in response.runners])
-        return
-    print_table(
-        ("RUNNER", "PIPELINES", "KINDS", "ONLY", "SINCE"),
-        [
-            (
-                *(each.runner, each.claims, ",".join(each.kinds)),
-                *(",".join(each.only) or "-", _moment(each.since_ms)),
-            )
-            for each in response.runners
-        ],
+    response: pb.ListRunnersResponse = session.ask(pb.ListRunnersRequest())
+    session.show_list(
+        response.runners,
+        "runner",
+        pipelines="claims",
+        kinds=lambda each: ",".join(each.kinds),
+        only=lambda each: ",".join(each.only) or "-",
+        since=lambda each: moment(each.since_ms),
     )
 
 
@@ -318,7 +312,7 @@ def run_(
 
 
 async def _all(client: AdminClient) -> list[pb.Pipeline]:
-    response = await client.call(client.pipelines.ListPipelines, pb.ListPipelinesRequest())
+    response = await client.ask(pb.ListPipelinesRequest())
     return list(response.pipelines)
 
 
@@ -330,8 +324,8 @@ def _chosen(found: Sequence[pb.Pipeline], names: Sequence[str]) -> list[pb.Pipel
     return [by_name[name] for name in names] if names else list(found)
 
 
-def _done(pipeline: pb.Pipeline, text: str, output: Format) -> None:
-    if output is Format.JSON:
+def _answer(session: Session, pipeline: pb.Pipeline, text: str) -> None:
+    if session.is_json:
         print_json(_shown(pipeline))
     else:
         print_line(text)
@@ -343,26 +337,13 @@ def _shown(pipeline: pb.Pipeline) -> dict[str, Any]:
     return shown
 
 
-def _row(each: pb.Pipeline) -> tuple[object, ...]:
-    status = each.status
-    return (
-        *(each.spec.name, each.spec.kind, status.state, status.runner or "-"),
-        *(status.rows, f"{status.rate:.1f}", *_lag(status), status.restarts),
-    )
-
-
-def _lag(status: pb.PipelineStatus) -> tuple[str, str]:
+def _lag(each: pb.Pipeline) -> str:
     """Nothing is shown for what is not known."""
-    return (
-        str(status.lag_messages) if status.lag_messages >= 0 else "-",
-        f"{status.lag_seconds:.1f}" if status.lag_seconds >= 0 else "-",
-    )
+    return str(each.status.lag_messages) if each.status.lag_messages >= 0 else "-"
 
 
-def _moment(milliseconds: int) -> str:
-    if not milliseconds:
-        return "-"
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
+def _lag_s(each: pb.Pipeline) -> str:
+    return f"{each.status.lag_seconds:.1f}" if each.status.lag_seconds >= 0 else "-"
 
 
 def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
@@ -465,3 +446,43 @@ def submit(context: typer.Context, service: Service = "") -> None:
     """Run a program: [OPTIONS] PROGRAM.py [ITS ARGUMENTS]. All other options are those of spark-submit, such
     as --master and --conf; the default master is local[*]. The exit code is the program's."""
     program("spark-submit", context.args, os.environ, service).become()
+
+
+# -- sava writers ------------------------------------------------------------------
+
+
+writers_app = typer.Typer(no_args_is_help=True)
+
+
+@command(writers_app, "list")
+def list_writers(session: Session) -> None:
+    """List writers, and the last batch of each that was decided."""
+    response = session.ask(writers_pb2.ListWritersRequest())
+    session.show_list(
+        response.writers,
+        *("writer", "query", "run", "batch", "messages"),
+        decided=lambda each: moment(each.decided_ms),
+        state=_state,
+    )
+
+
+@command(writers_app)
+def forget(
+    session: Session,
+    writer: Annotated[str, typer.Argument(metavar="WRITER", help="The id of the writer.")],
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Also while a batch is decided and not published; the rest of it is lost then."
+        ),
+    ] = False,
+) -> None:
+    """Forget WRITER, and with it which of its batches were published: they would be published again."""
+    request = writers_pb2.ForgetWriterRequest(writer=writer, force=force)
+    session.answer(session.ask(request), f"writer {writer} forgotten")
+
+
+def _state(writer: writers_pb2.WriterInfo) -> str:
+    if writer.is_published:
+        return "published"
+    return f"not published: {writer.error}" if writer.error else "being published"

@@ -8,15 +8,15 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run
+from sava.cli.connection import Session, auth_from_environment, command
 from sava.cli.messages import instant, parse_time, position_message
-from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
+from sava.cli.output import as_dict, print_fields, print_json, print_line, print_rows, print_table
 from sava.errors import CallerError, RetryableError
 from sava.pipeline.launch import DEFAULT_MASTER, spark_home
 from sava.proto import brokers_pb2
@@ -41,8 +41,9 @@ class RemotesDiffer(CallerError):
     """A policy was not set, because remotes have not what it needs."""
 
 
-@app.command(name="set")
+@command(app, "set")
 def set_(
+    session: Session,
     scope: Scope,
     remotes: Annotated[
         list[str] | None, typer.Option("--remote", metavar="NAME", help="Copy to this remote. Repeatable.")
@@ -65,8 +66,6 @@ def set_(
         bool, typer.Option("--skip-checks", help="Do not ask the remotes whether they have what is needed.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show in what the remotes differ.")] = False,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Replicate the topics of SCOPE. The policy of a topic holds in place of its namespace's, as a whole.
     Remotes that differ in what keeps messages from being copied are shown, and nothing is set."""
@@ -79,10 +78,8 @@ def set_(
         subscriptions=subscriptions or [],
     )
     request = pb.SetReplicationRequest(scope=scope, policy=policy, skip_checks=skip_checks, dry_run=dry_run)
-    response = run(
-        admin, lambda client: client.call(client.replication.SetReplication, request, timeout=ASK_TIMEOUT_S)
-    )
-    if output is Format.JSON:
+    response = session.ask(request, timeout=ASK_TIMEOUT_S)
+    if session.is_json:
         print_json(as_dict(response))
     else:
         _show_set(scope, response)
@@ -94,12 +91,11 @@ def set_(
         )
 
 
-@app.command()
-def get(scope: Scope, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def get(session: Session, scope: Scope) -> None:
     """Show the policy that holds for SCOPE, and where it is set."""
-    request = pb.GetReplicationRequest(scope=scope)
-    response = run(admin, lambda client: client.call(client.replication.GetReplication, request))
-    if output is Format.JSON:
+    response = session.ask(pb.GetReplicationRequest(scope=scope))
+    if session.is_json:
         print_json(as_dict(response))
     elif not response.from_scope:
         print_line(f"{scope} is not replicated: no policy is set")
@@ -107,42 +103,38 @@ def get(scope: Scope, output: Output = Format.TABLE, admin: AdminOption = DEFAUL
         _show_policy(scope, response)
 
 
-@app.command()
-def clear(scope: Scope, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def clear(session: Session, scope: Scope) -> None:
     """Remove the policy of SCOPE. Of a topic, its namespace's holds from now on."""
-    request = pb.ClearReplicationRequest(scope=scope)
-    response = run(admin, lambda client: client.call(client.replication.ClearReplication, request))
-    print_answer(response, output, f"{scope} has no replication policy of its own")
+    response = session.ask(pb.ClearReplicationRequest(scope=scope))
+    session.answer(response, f"{scope} has no replication policy of its own")
 
 
-@app.command()
+@command(app)
 def status(
+    session: Session,
     topic: Annotated[str, typer.Argument(metavar="[TOPIC]", help="Only this topic.")] = "",
     remote: Annotated[str, typer.Option("--remote", metavar="NAME", help="Only to this remote.")] = "",
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Show how far every partition is at every remote, and what stops it."""
     request = pb.GetReplicationStatusRequest(topic=topic, remote=remote)
-    response = run(admin, lambda client: client.call(client.replication.GetReplicationStatus, request))
-    if output is Format.JSON:
+    response = session.ask(request)
+    if session.is_json:
         print_json([as_dict(each) for each in response.topics])
     else:
         show_status(response.topics)
 
 
-@app.command()
+@command(app)
 def recreate(
+    session: Session,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, such as /default/orders.")],
     remote: Annotated[str, typer.Option("--remote", metavar="NAME", help="Where it was deleted.")],
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Replicate TOPIC to a remote again where it was deleted, or continue where messages were lost before
     they were copied. It is created there if replication may do that."""
     request = pb.RecreateRemoteTopicRequest(topic=topic, remote=remote)
-    response = run(admin, lambda client: client.call(client.replication.RecreateRemoteTopic, request))
-    print_answer(response, output, f"topic {topic} is replicated to {remote} again")
+    session.answer(session.ask(request), f"topic {topic} is replicated to {remote} again")
 
 
 def _start(text: str) -> str:
@@ -167,19 +159,17 @@ def _show_policy(scope: str, response: pb.GetReplicationResponse) -> None:
     policy = response.policy
     start = policy.start if not policy.start.isdecimal() else instant(int(policy.start))
     print_line(f"{scope}, as set for {response.from_scope}")
-    for name, value in (
-        ("remotes", ", ".join(policy.remotes) or "none: it is not replicated"),
-        ("start", start),
-        ("forward", "yes" if policy.forward else "no"),
-        ("subscriptions", ", ".join(policy.subscriptions) or "-"),
-    ):
-        print_line(f"{name:<15} {value}")
+    print_fields(
+        {
+            "remotes": ", ".join(policy.remotes) or "none: it is not replicated",
+            "start": start,
+            "forward": "yes" if policy.forward else "no",
+            "subscriptions": ", ".join(policy.subscriptions),
+        }
+    )
 
 
 # -- sava replication verify -------------------------------------------------------
-# ``sava replication verify``: compare a replica with its source, message by message.
-
-
 UNREACHABLE = "unreachable"
 
 
@@ -195,16 +185,15 @@ class ReplicaDiffers(CallerError):
     """Messages at the remote are not what they are here."""
 
 
-@app.command()
+@command(app)
 def verify(
+    session: Session,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, such as /default/orders.")],
     remote: Annotated[str, typer.Option("--remote", metavar="NAME", help="Where the replica is.")],
     since: Annotated[
         str, typer.Option("--since", metavar="TIME", help="Only what was published at or after this time.")
     ] = "",
     master: Annotated[str, typer.Option("--master", metavar="URL", help="Spark's master.")] = DEFAULT_MASTER,
-    output: Annotated[Format, typer.Option("--output", "-o", help="json or table.")] = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Compare what was copied of TOPIC to a remote with what is there, by content, with Spark. Exit code 1 if
     anything is missing, different, repeated, out of order or too much."""
@@ -212,14 +201,14 @@ def verify(
     from sava.pipeline.launch import open_session
     from sava.pipeline.replicate.verify import verify as compare
 
-    link, status, service = run(admin, lambda client: ask(client, topic, remote))
+    link, status, service = session.run(lambda client: ask(client, topic, remote))
     question = question_of(topic, remote, link, status, service, since)
     spark = open_session("sava replication verify", master)
     try:
         verdicts = compare(spark, question)
     finally:
         spark.stop()
-    if output is Format.JSON:
+    if session.is_json:
         print_json(msgspec.to_builtins(verdicts))
     else:
         _show(verdicts)
@@ -230,10 +219,10 @@ def verify(
 
 async def ask(client: AdminClient, topic: str, remote: str) -> tuple[pb.Link, Any, str]:
     """The link first: what is reported as copied after that is there."""
-    link = await client.call(client.replication.GetLink, pb.GetLinkRequest(remote=remote))
+    link = await client.ask(pb.GetLinkRequest(remote=remote))
     request = pb.GetReplicationStatusRequest(topic=topic, remote=remote)
     status, brokers = await asyncio.gather(
-        client.call(client.replication.GetReplicationStatus, request),
+        client.ask(request),
         client.call(client.brokers.ListBrokers, brokers_pb2.ListBrokersRequest()),
     )
     service = ",".join(each.client_addr for each in brokers.brokers if each.status != UNREACHABLE)
@@ -307,19 +296,15 @@ def _access_there(remote: pb.Remote) -> ClusterAccess:
     )
 
 
+_VERDICT: Final = (*("compared", "missing", "different", "repeated", "extra", "out_of_order", "expired"),)
+
+
 def _show(verdicts: list[PartitionVerdict]) -> None:
-    print_table(
-        (
-            *("PARTITION", "OFFSETS", "COMPARED", "MISSING", "DIFFERENT"),
-            *("REPEATED", "EXTRA", "OUT_OF_ORDER", "EXPIRED"),
-        ),
-        [
-            (
-                *(each.partition, f"{each.start}..{each.end}", each.compared, each.missing, each.different),
-                *(each.repeated, each.extra, each.out_of_order, each.expired),
-            )
-            for each in verdicts
-        ],
+    print_rows(
+        verdicts,
+        "partition",
+        offsets=lambda each: f"{each.start}..{each.end}",
+        **{name: name for name in _VERDICT},
     )
     for line in _examples(verdicts):
         print_line(line)
@@ -389,7 +374,6 @@ def _known(value: float, form: str) -> str:
 
 
 # -- sava remotes ------------------------------------------------------------------
-# ``sava remotes``: the clusters that this one replicates to.
 
 
 remotes_app = typer.Typer(no_args_is_help=True)
@@ -407,8 +391,9 @@ class RemoteDiffers(CallerError):
     """A remote that was tested has not what policies need of it."""
 
 
-@remotes_app.command()
+@command(remotes_app)
 def add(
+    session: Session,
     name: Name,
     service: Annotated[
         str,
@@ -424,8 +409,6 @@ def add(
     max_rate: Annotated[
         int, typer.Option("--max-rate", min=0, help="Messages a second, of all topics together; 0: any.")
     ] = 0,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Add the cluster at ADDRESSES as remote NAME, or give a remote new addresses and all that goes with
     them. It must answer, and have another cluster_name."""
@@ -438,44 +421,32 @@ def add(
         tls_key=tls_key,
         max_rate=max_rate,
     )
-    response = run(
-        admin, lambda client: client.call(client.replication.AddRemote, request, timeout=ASK_TIMEOUT_S)
-    )
-    print_answer(
+    response = session.ask(request, "AddRemote", timeout=ASK_TIMEOUT_S)
+    session.answer(
         response.remote,
-        output,
         f"remote {name} is cluster {response.remote.cluster_name} (id {response.remote.cluster_id})",
     )
 
 
-@remotes_app.command(name="list")
-def list_(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(remotes_app, "list")
+def list_(session: Session) -> None:
     """List the remotes. Tokens are not shown."""
-    response = run(admin, lambda client: client.call(client.replication.ListRemotes, pb.ListRemotesRequest()))
-    if output is Format.JSON:
-        print_json([as_dict(remote) for remote in response.remotes])
-        return
-    print_table(
-        ("NAME", "SERVICE", "CLUSTER", "CLUSTER_ID", "TLS", "MAX_RATE"),
-        [
-            (
-                *(remote.name, remote.service, remote.cluster_name, remote.cluster_id),
-                "yes" if remote.tls_ca or remote.tls_cert or "https://" in remote.service else "-",
-                remote.max_rate or "any",
-            )
-            for remote in response.remotes
-        ],
+    response = session.ask(pb.ListRemotesRequest())
+    session.show_list(
+        response.remotes,
+        *("name", "service"),
+        cluster="cluster_name",
+        cluster_id="cluster_id",
+        tls=lambda each: "yes" if each.tls_ca or each.tls_cert or "https://" in each.service else "-",
+        max_rate=lambda each: each.max_rate or "any",
     )
 
 
-@remotes_app.command(name="test")
-def try_(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(remotes_app, "test")
+def try_(session: Session, name: Name) -> None:
     """Ask remote NAME who it is, and show in what it differs from what policies need of it."""
-    request = pb.TestRemoteRequest(name=name)
-    response = run(
-        admin, lambda client: client.call(client.replication.TestRemote, request, timeout=ASK_TIMEOUT_S)
-    )
-    if output is Format.JSON:
+    response = session.ask(pb.TestRemoteRequest(name=name), timeout=ASK_TIMEOUT_S)
+    if session.is_json:
         print_json(as_dict(response))
     elif response.is_reachable:
         print_line(
@@ -492,9 +463,7 @@ def try_(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT
         )
 
 
-@remotes_app.command()
-def remove(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(remotes_app)
+def remove(session: Session, name: Name) -> None:
     """Remove remote NAME, and what is remembered of topics there. Refused while a policy names it."""
-    request = pb.RemoveRemoteRequest(name=name)
-    response = run(admin, lambda client: client.call(client.replication.RemoveRemote, request))
-    print_answer(response, output, f"remote {name} removed")
+    session.answer(session.ask(pb.RemoveRemoteRequest(name=name)), f"remote {name} removed")

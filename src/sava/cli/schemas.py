@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
+from sava.cli.connection import Session, command
 from sava.cli.messages import instant
-from sava.cli.output import (
-    Format,
-    Output,
-    RawFormat,
-    as_dict,
-    print_answer,
-    print_json,
-    print_line,
-    print_table,
-    text_of,
-)
+from sava.cli.output import RawFormat, as_dict, print_fields, print_json, print_line, text_of
 from sava.errors import CallerError
 from sava.proto import danube_schema_pb2 as pb
 from sava.schemas.types import CompatibilityMode, Policy, SchemaType
@@ -49,15 +39,14 @@ class NotCompatible(CallerError):
     """A schema cannot follow the versions before it."""
 
 
-@app.command()
+@command(app)
 def register(
+    session: Session,
     subject: Subject,
     type_: TypeOption,
     file: File = None,
     description: Annotated[str, typer.Option("--description", help="For people who find it later.")] = "",
     tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag; may be repeated.")] = None,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Register the next version of SUBJECT. The same schema again gives the version it has."""
     request = pb.RegisterSchemaRequest(
@@ -67,21 +56,19 @@ def register(
         description=description,
         tags=tag or (),
     )
-    response = run(admin, lambda client: client.call(client.schemas.RegisterSchema, request))
+    response = session.ask(request)
     done = "registered" if response.is_new_version else "was registered before"
-    print_answer(
-        response, output, f"{subject} version {response.version} {done}, schema id {response.schema_id}"
-    )
+    session.answer(response, f"{subject} version {response.version} {done}, schema id {response.schema_id}")
 
 
-@app.command()
+@command(app)
 def get(
+    session: Session,
     subject: Subject,
     version: Annotated[int | None, typer.Option("--version", min=1, help="By default the latest.")] = None,
     output: Annotated[
         RawFormat, typer.Option("--output", "-o", help="json, table, or raw (the definition alone).")
     ] = RawFormat.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Show a version of SUBJECT with its definition."""
 
@@ -90,10 +77,10 @@ def get(
         if version is None or version == latest.version:
             return latest
         request = pb.GetSchemaRequest(schema_id=latest.schema_id, version=version)
-        older: pb.GetSchemaResponse = await client.call(client.schemas.GetSchema, request)
+        older: pb.GetSchemaResponse = await client.ask(request)
         return older
 
-    response = run(admin, ask)
+    response = session.run(ask)
     if output is RawFormat.JSON:
         print_json(as_dict(response))
     elif output is RawFormat.RAW:
@@ -103,31 +90,24 @@ def get(
         _show(response)
 
 
-@app.command()
-def versions(subject: Subject, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def versions(session: Session, subject: Subject) -> None:
     """List the versions of SUBJECT."""
     request = pb.ListVersionsRequest(subject=subject)
-    response = run(admin, lambda client: client.call(client.schemas.ListVersions, request))
-    if output is Format.JSON:
-        print_json([as_dict(each) for each in response.versions])
-        return
-    print_table(
-        ("VERSION", "CREATED", "CREATED_BY", "FINGERPRINT", "DESCRIPTION"),
-        [
-            (
-                each.version,
-                _created(each.created_at),
-                each.created_by or "-",
-                each.fingerprint,
-                each.description,
-            )
-            for each in response.versions
-        ],
+    response = session.ask(request)
+    session.show_list(
+        response.versions,
+        "version",
+        created=lambda each: _created(each.created_at),
+        created_by="created_by",
+        fingerprint="fingerprint",
+        description="description",
     )
 
 
-@app.command()
+@command(app)
 def check(
+    session: Session,
     subject: Subject,
     type_: TypeOption,
     file: File = None,
@@ -135,8 +115,6 @@ def check(
         CompatibilityMode | None,
         typer.Option("--mode", help="Check under this mode instead of the subject's own."),
     ] = None,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Say whether a schema could become the next version of SUBJECT. Exit code 1 if not."""
     request = pb.CheckCompatibilityRequest(
@@ -144,72 +122,67 @@ def check(
     )
     if mode is not None:
         request.compatibility_mode = mode.value
-    response = run(admin, lambda client: client.call(client.schemas.CheckCompatibility, request))
-    if output is Format.JSON:
+    response = session.ask(request)
+    if session.is_json:
         print_json(as_dict(response))
     if not response.is_compatible:
         raise NotCompatible(f"{subject}: not compatible: {'; '.join(response.errors)}")
-    if output is not Format.JSON:
+    if not session.is_json:
         print_line(f"{subject}: compatible")
 
 
-@app.command()
+@command(app)
 def mode(
+    session: Session,
     subject: Subject,
     wanted: Annotated[CompatibilityMode | None, typer.Argument(help="The mode to set.")] = None,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Show how versions of SUBJECT must agree with older ones, or set it."""
 
     async def ask(client: AdminClient) -> str:
         if wanted is not None:
             request = pb.SetCompatibilityModeRequest(subject=subject, compatibility_mode=wanted.value)
-            _check(await client.call(client.schemas.SetCompatibilityMode, request))
+            _check(await client.ask(request))
         return (await _latest(client, subject)).compatibility_mode
 
-    now = run(admin, ask)
-    if output is Format.JSON:
+    now = session.run(ask)
+    if session.is_json:
         print_json({"subject": subject, "compatibility_mode": now})
     else:
         print_line(f"{subject}: {now}")
 
 
-@app.command()
+@command(app)
 def delete(
+    session: Session,
     subject: Subject,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to delete.")],
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Delete one version of SUBJECT. Its number is not given out again."""
     request = pb.DeleteSchemaVersionRequest(subject=subject, version=version)
-    response = run(admin, lambda client: client.call(client.schemas.DeleteSchemaVersion, request))
+    response = session.ask(request)
     _check(response)
-    print_answer(response, output, f"{subject} version {version} deleted")
+    session.answer(response, f"{subject} version {version} deleted")
 
 
-@app.command(name="list")
-def list_(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app, "list")
+def list_(session: Session) -> None:
     """List the subjects."""
-    response = run(admin, lambda client: client.call(client.schemas.ListSubjects, pb.ListSubjectsRequest()))
-    if output is Format.JSON:
-        print_json([as_dict(each) for each in response.subjects])
-        return
-    print_table(
-        ("SUBJECT", "TYPE", "VERSION", "MODE", "SCHEMA_ID", "TAGS"),
-        [
-            (
-                *(each.subject, each.schema_type, each.latest_version),
-                *(each.compatibility_mode, each.schema_id, ", ".join(each.tags)),
-            )
-            for each in response.subjects
-        ],
+    response = session.ask(pb.ListSubjectsRequest())
+    session.show_list(
+        response.subjects,
+        "subject",
+        type="schema_type",
+        version="latest_version",
+        mode="compatibility_mode",
+        schema_id="schema_id",
+        tags=lambda each: ", ".join(each.tags),
     )
 
 
-@app.command()
+@command(app)
 def configure_topic(
+    session: Session,
     topic: Topic,
     subject: Annotated[str, typer.Option("--subject", help="The subject that its messages follow.")],
     policy: Annotated[
@@ -218,8 +191,6 @@ def configure_topic(
     validate_payload: Annotated[
         bool, typer.Option("--validate-payload", help="Look into payloads, not only at their schema ids.")
     ] = False,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Bind TOPIC to a subject."""
     request = pb.ConfigureTopicSchemaRequest(
@@ -230,20 +201,20 @@ def configure_topic(
     )
 
     async def ask(client: AdminClient) -> pb.GetTopicSchemaConfigResponse:
-        _check(await client.call(client.schemas.ConfigureTopicSchema, request))
+        _check(await client.ask(request))
         return await _of_topic(client, topic)
 
-    _show_topic(topic, run(admin, ask), output)
+    _show_topic(session, topic, session.run(ask))
 
 
-@app.command(name="topic")
-def show_topic(topic: Topic, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app, "topic")
+def show_topic(session: Session, topic: Topic) -> None:
     """Show the subject of TOPIC and what happens to messages that do not follow it."""
-    _show_topic(topic, run(admin, lambda client: _of_topic(client, topic)), output)
+    _show_topic(session, topic, session.run(lambda client: _of_topic(client, topic)))
 
 
 # Danube's name for it.
-app.command(name="list-subjects", hidden=True)(list_)
+command(app, "list-subjects", hidden=True)(list_)
 
 
 def _definition(type_: SchemaType, file: Path | None) -> bytes:
@@ -261,15 +232,13 @@ def _definition(type_: SchemaType, file: Path | None) -> bytes:
 
 async def _latest(client: AdminClient, subject: str) -> pb.GetSchemaResponse:
     request = pb.GetLatestSchemaRequest(subject=subject)
-    response: pb.GetSchemaResponse = await client.call(client.schemas.GetLatestSchema, request)
+    response: pb.GetSchemaResponse = await client.ask(request)
     return response
 
 
 async def _of_topic(client: AdminClient, topic: str) -> pb.GetTopicSchemaConfigResponse:
     request = pb.GetTopicSchemaConfigRequest(topic_name=topic)
-    response: pb.GetTopicSchemaConfigResponse = await client.call(
-        client.schemas.GetTopicSchemaConfig, request
-    )
+    response: pb.GetTopicSchemaConfigResponse = await client.ask(request)
     return response
 
 
@@ -283,29 +252,21 @@ def _check(
         raise SchemaNotDone(response.message or "the registry refused, without saying why")
 
 
+_FIELDS: Final = ("subject", "version", "schema_id", "schema_type", "compatibility_mode", "description")
+
+
 def _show(schema: pb.GetSchemaResponse) -> None:
-    for name, value in (
-        ("subject", schema.subject),
-        ("version", schema.version),
-        ("schema_id", schema.schema_id),
-        ("schema_type", schema.schema_type),
-        ("compatibility_mode", schema.compatibility_mode),
-        ("description", schema.description),
-        ("created", _created(schema.created_at)),
-        ("created_by", schema.created_by),
-        ("tags", ", ".join(schema.tags)),
-        ("fingerprint", schema.fingerprint),
-    ):
-        print_line(f"{name:<19} {value or '-'}")
+    fields = {name: getattr(schema, name) for name in _FIELDS}
+    fields |= {"created": _created(schema.created_at), "created_by": schema.created_by}
+    print_fields(fields | {"tags": ", ".join(schema.tags), "fingerprint": schema.fingerprint})
     print_line("")
     print_line(text_of(schema.schema_definition))
 
 
-def _show_topic(topic: str, binding: pb.GetTopicSchemaConfigResponse, output: Format) -> None:
+def _show_topic(session: Session, topic: str, binding: pb.GetTopicSchemaConfigResponse) -> None:
     payloads = "payloads are validated" if binding.enable_payload_validation else "payloads are not looked at"
-    print_answer(
+    session.answer(
         binding,
-        output,
         f"{topic}: subject {binding.schema_subject} (schema id {binding.schema_id}), "
         f"policy {binding.validation_policy}, {payloads}",
     )

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from sava import config as settings
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run, run_to_end
+from sava.cli.connection import DEFAULT_ADMIN, Session, auth_from_environment, command, run_to_end
 from sava.cli.messages import Printer, instant
 from sava.cli.output import Format, Output, RawFormat, plain_console, print_json, print_line, print_table
 from sava.config import Auth
@@ -133,11 +133,10 @@ def dump(
     dump_journal(journal, int(topic), wanted)
 
 
-@app.command()
+@command(app)
 def hold(
+    session: Session,
     minutes: Annotated[float, typer.Option(min=0.1, help="It ends by itself after this long.")] = 60,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Keep all segments as they are, so that metadata and objects can be copied and fit together.
 
@@ -145,20 +144,19 @@ def hold(
     time."""
     until_ms = time.time_ns() // 1_000_000 + round(minutes * 60_000)
     request = pb.PutRequest(key=HOLD, value=json.dumps({"until_ms": until_ms}).encode())
-    run(admin, lambda client: client.call(client.meta.Put, request))
+    session.ask(request)
     until = datetime.fromtimestamp(until_ms / 1000, UTC).isoformat(timespec="seconds")
-    if output is Format.JSON:
+    if session.is_json:
         print_json({"until": until})
     else:
         print_line(f"segments stay as they are until {until}; `sava storage release` ends it")
 
 
-@app.command()
-def release(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def release(session: Session) -> None:
     """End what `sava storage hold` began. Repeating it is harmless."""
-    response = run(admin, lambda client: client.call(client.meta.Delete, pb.DeleteRequest(key=HOLD)))
-    was_held = bool(response.prev)
-    if output is Format.JSON:
+    was_held = bool(session.ask(pb.DeleteRequest(key=HOLD)).prev)
+    if session.is_json:
         print_json({"was_held": was_held})
     else:
         print_line("segments are not held any more" if was_held else "segments were not held")
@@ -220,7 +218,7 @@ class RemoteRecords:
 
     async def range(self, prefix: str, *, limit: int = 0, start_after: str = "") -> RangeResult:
         request = pb.RangeRequest(prefix=prefix, limit=limit, start_after=start_after)
-        page = await self._client.call(self._client.meta.Range, request)
+        page = await self._client.ask(request)
         kvs = (
             KeyValue(kv.key, kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
             for kv in page.kvs

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run
+from sava.cli.connection import Session, command
 from sava.cli.messages import (
     POSITION_FORMS,
     chosen_position,
     parse_position,
     position_message,
 )
-from sava.cli.output import Format, Output, as_dict, print_answer, print_json, print_line, print_table
+from sava.cli.output import as_dict, print_fields, print_json
 from sava.proto import topics_admin_pb2 as pb
 from sava.topics.specs import DeadLetterPolicy, RedeliveryBackoff
 
@@ -32,41 +32,28 @@ class Type(StrEnum):
     KEY_SHARED = "key_shared"
 
 
-@app.command(name="list")
-def list_(topic: Topic, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app, "list")
+def list_(session: Session, topic: Topic) -> None:
     """List the subscriptions of TOPIC, of a partitioned one over all its partitions."""
-    request = pb.DescribeTopicRequest(name=topic)
-    described: pb.TopicDescription = run(
-        admin, lambda client: client.call(client.topics.DescribeTopic, request)
-    )
-    if output is Format.JSON:
-        print_json([as_dict(each) for each in described.subscriptions])
-    else:
-        show_table(described.subscriptions)
+    session.show_list(session.ask(pb.DescribeTopicRequest(name=topic)).subscriptions, **COLUMNS)
 
 
-@app.command()
-def describe(
-    topic: Topic,
-    subscription: Subscription,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
-) -> None:
+@command(app)
+def describe(session: Session, topic: Topic, subscription: Subscription) -> None:
     """Show how far SUBSCRIPTION is, who consumes it, and its policy."""
     request = pb.DescribeSubscriptionRequest(topic=topic, subscription=subscription)
-    _show(run(admin, lambda client: client.call(client.subscriptions.DescribeSubscription, request)), output)
+    _show(session, session.ask(request))
 
 
-@app.command()
+@command(app)
 def create(
+    session: Session,
     topic: Topic,
     subscription: Subscription,
     type_: Annotated[Type, typer.Option("--type", help="How consumers share the messages.")] = Type.SHARED,
     start: Annotated[
         str, typer.Option("--start", metavar="POSITION", help=f"Where it begins: {POSITION_FORMS}.")
     ] = "latest",
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Create SUBSCRIPTION ahead of its first consumer, which then misses nothing published meanwhile."""
     request = pb.CreateSubscriptionRequest(
@@ -75,27 +62,20 @@ def create(
         type=type_.value,
         start=position_message(parse_position(start)),
     )
-    described = run(admin, lambda client: client.call(client.subscriptions.CreateSubscription, request))
-    print_answer(
-        described, output, f"subscription {subscription} of {topic} created, {_position_of(described)}"
-    )
+    described = session.ask(request)
+    session.answer(described, f"subscription {subscription} of {topic} created, {_position_of(described)}")
 
 
-@app.command()
-def delete(
-    topic: Topic,
-    subscription: Subscription,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
-) -> None:
+@command(app)
+def delete(session: Session, topic: Topic, subscription: Subscription) -> None:
     """Delete SUBSCRIPTION and its position. Its consumers are disconnected; the messages stay."""
     request = pb.DeleteSubscriptionRequest(topic=topic, subscription=subscription)
-    response = run(admin, lambda client: client.call(client.subscriptions.DeleteSubscription, request))
-    print_answer(response, output, f"subscription {subscription} of {topic} deleted")
+    session.answer(session.ask(request), f"subscription {subscription} of {topic} deleted")
 
 
-@app.command()
+@command(app)
 def seek(
+    session: Session,
     topic: Topic,
     subscription: Subscription,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="To this offset.")] = None,
@@ -105,22 +85,19 @@ def seek(
     ] = None,
     earliest: Annotated[bool, typer.Option("--earliest", help="To the first message that is kept.")] = False,
     latest: Annotated[bool, typer.Option("--latest", help="To the end: skip everything there is.")] = False,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Move SUBSCRIPTION forward or back. What was acked beyond the new position is delivered again."""
     position = chosen_position(offset=offset, time=time, earliest=earliest, latest=latest)
     request = pb.SeekSubscriptionRequest(
         topic=topic, subscription=subscription, position=position_message(position)
     )
-    described = run(admin, lambda client: client.call(client.subscriptions.SeekSubscription, request))
-    print_answer(
-        described, output, f"subscription {subscription} of {topic} moved, {_position_of(described)}"
-    )
+    described = session.ask(request)
+    session.answer(described, f"subscription {subscription} of {topic} moved, {_position_of(described)}")
 
 
-@app.command()
+@command(app)
 def configure(
+    session: Session,
     topic: Topic,
     subscription: Subscription,
     max_redelivery: Annotated[
@@ -155,8 +132,6 @@ def configure(
         int | None,
         typer.Option("--max-unacked", min=1, metavar="N", help="Messages delivered and not acked, at most."),
     ] = None,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Change what SUBSCRIPTION does with messages that are not acked. Options that are not given stay."""
     policy = _given(
@@ -174,26 +149,12 @@ def configure(
     request = pb.ConfigureSubscriptionRequest(
         topic=topic, subscription=subscription, failure_policy=pb.FailurePolicy(**policy), **window
     )
-    _show(run(admin, lambda client: client.call(client.subscriptions.ConfigureSubscription, request)), output)
+    _show(session, session.ask(request))
 
 
-def show_table(described: Iterable[pb.SubscriptionDescription]) -> None:
-    columns = ("SUBSCRIPTION", "TYPE", "CONSUMERS", "CURSOR", "BACKLOG", "UNACKED", "STATE")
-    print_table(
-        columns,
-        [
-            (
-                *(each.subscription, each.type, len(each.consumers)),
-                *(_cursor(each), each.backlog, each.unacked, _state(each)),
-            )
-            for each in described
-        ],
-    )
-
-
-def _show(described: pb.SubscriptionDescription, output: Format) -> None:
+def _show(session: Session, described: pb.SubscriptionDescription) -> None:
     fields = as_dict(described)
-    if output is Format.JSON:
+    if session.is_json:
         print_json(fields)
         return
     policy = fields.pop("failure_policy") or {}
@@ -204,8 +165,7 @@ def _show(described: pb.SubscriptionDescription, output: Format) -> None:
         blocked_offsets=_ranges(described.blocked_offsets),
         **policy,
     )
-    for name, value in fields.items():
-        print_line(f"{name:<24} {'-' if value in ('', None) else value}")
+    print_fields(fields)
 
 
 def _ranges(bounds: Sequence[int]) -> str:
@@ -225,6 +185,17 @@ def _state(described: pb.SubscriptionDescription) -> str:
 
 def _position_of(described: pb.SubscriptionDescription) -> str:
     return f"at offset {_cursor(described)}, backlog {described.backlog}"
+
+
+COLUMNS: Final[dict[str, str | Callable[[Any], object]]] = {
+    "subscription": "subscription",
+    "type": "type",
+    "consumers": lambda each: len(each.consumers),
+    "cursor": _cursor,
+    "backlog": "backlog",
+    "unacked": "unacked",
+    "state": _state,
+}
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -1,24 +1,26 @@
-"""``sava topics``: create, inspect, move and delete topics, and look at what is in them."""
+"""``sava topics``: create, inspect, move and delete topics, and look at what is in them; ``sava namespaces``:
+where topics live. Both have limits, of which each is an option of ``set-policy``."""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
 
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli import limits, subscriptions
-from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, ServiceOption, id_of, run
+from sava.cli import subscriptions
+from sava.cli.connection import DEFAULT_SERVICE, ServiceOption, Session, command, id_of
 from sava.cli.messages import instant, parse_position, parse_time
 from sava.cli.output import (
-    Format,
-    Output,
     RawFormat,
     as_dict,
-    print_answer,
+    print_fields,
     print_json,
     print_line,
+    print_rows,
     print_table,
 )
 from sava.errors import CallerError, Outcome, RetryableError
@@ -27,7 +29,6 @@ from sava.proto import topics_admin_pb2 as pb
 app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A topic, such as /default/orders.")]
-
 
 MOVE_TIMEOUT_S = 30.0
 MOVE_TURNS = 10
@@ -46,8 +47,84 @@ class NotMoved(RetryableError):
     outcome = Outcome.PARTLY
 
 
-@app.command()
+# -- limits ------------------------------------------------------------------------
+
+
+_LIMITS: Final[Mapping[str, tuple[str, str]]] = {
+    "max_producers_per_topic": ("N", "Producers of one topic."),
+    "max_subscriptions_per_topic": ("N", "Subscriptions of one topic."),
+    "max_consumers_per_topic": ("N", "Consumers of one topic, over its subscriptions."),
+    "max_consumers_per_subscription": ("N", "Consumers of one subscription."),
+    "max_publish_rate": ("N", "Messages a second into one topic."),
+    "max_subscription_dispatch_rate": ("N", "Messages a second out of one subscription."),
+    "max_message_size": ("BYTES", "The largest payload."),
+    "retention_time_minutes": ("N", "Messages older than this may go."),
+    "retention_size_mb": ("N", "The oldest messages beyond this size may go."),
+}
+"""What stands for a value, and the help, by the name of the limit."""
+_CLEAR: Final = typer.Option(
+    "--clear", metavar="FIELD", help="Unset a limit so that it is inherited; may be repeated."
+)
+
+
+def with_limits(
+    work: Callable[[Session, str, pb.Policy, list[str]], None],
+) -> Callable[..., None]:
+    """A command about what its one argument names, with an option for each limit. ``work`` is given the
+    limits to set, and the names of those to clear."""
+    session, name, *_ = inspect.signature(work, eval_str=True).parameters.values()
+
+    def limited(session: Session, **given: Any) -> None:
+        work(session, given[name.name], *_change(given))
+
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    options = [
+        inspect.Parameter(
+            limit,
+            either,
+            default=None,
+            annotation=Annotated[int | None, typer.Option(min=0, metavar=metavar, help=text)],
+        )
+        for limit, (metavar, text) in _LIMITS.items()
+    ]
+    clear = inspect.Parameter("clear", either, default=None, annotation=Annotated[list[str] | None, _CLEAR])
+    limited.__signature__ = inspect.Signature([session, name, *options, clear])  # type: ignore[attr-defined]
+    limited.__name__, limited.__doc__ = work.__name__, work.__doc__
+    return limited
+
+
+def _change(options: Mapping[str, Any]) -> tuple[pb.Policy, list[str]]:
+    """What the options of a command set and clear. Raises BadParameter."""
+    given = {name: options[name] for name in _LIMITS if options[name] is not None}
+    cleared = [name.removeprefix("--").replace("-", "_") for name in options["clear"] or ()]
+    for name in cleared:
+        if name not in _LIMITS:
+            raise typer.BadParameter(f"{name!r} is no limit; those are {', '.join(_LIMITS)}")
+        if name in given:
+            raise typer.BadParameter(f"{name} is both set and cleared")
+    if not given and not cleared:
+        raise typer.BadParameter("give a limit to set, or --clear FIELD")
+    return pb.Policy(**given), cleared
+
+
+def _show_limits(described: pb.TopicDescription | pb.NamespaceDescription) -> None:
+    """A table of all limits: what is said here, and what holds."""
+    said, holds = as_dict(described.policy), as_dict(described.effective_policy)
+
+    def shown(limit: int | None) -> object:
+        return "-" if limit is None else limit or "none"
+
+    print_table(
+        ("LIMIT", "SET", "EFFECTIVE"), [(name, shown(said[name]), shown(holds[name])) for name in _LIMITS]
+    )
+
+
+# -- sava topics -------------------------------------------------------------------
+
+
+@command(app)
 def create(
+    session: Session,
     name: Name,
     partitions: Annotated[
         int,
@@ -62,8 +139,6 @@ def create(
     if_absent: Annotated[
         bool, typer.Option("--if-absent", help="An existing topic of the same kind is no error.")
     ] = False,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Create the topic NAME."""
     request = pb.CreateTopicRequest(
@@ -73,100 +148,81 @@ def create(
         schema_subject=schema,
         if_absent=if_absent,
     )
-    created = run(admin, lambda client: client.call(client.topics.CreateTopic, request))
+    created = session.ask(request)
     count = len(created.partitions)
     spread = f" with {count} partition{'s' if count > 1 else ''}" if count else ""
-    print_answer(
-        created, output, f"topic {created.name} is there: {created.delivery}{spread}, id {created.topic_id}"
+    session.answer(
+        created, f"topic {created.name} is there: {created.delivery}{spread}, id {created.topic_id}"
     )
 
 
-@app.command(name="list")
+@command(app, "list")
 def list_(
+    session: Session,
     namespace: Annotated[str, typer.Argument(metavar="[NAMESPACE]", help="Only topics of this one.")] = "",
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """List the topics of the cluster, or of one namespace."""
-    show_topics(namespace, output, admin)
-
-
-def show_topics(namespace: str, output: Format, admin: str) -> None:
-    request = pb.ListTopicsRequest(namespace=namespace)
-    response = run(admin, lambda client: client.call(client.topics.ListTopics, request))
-    if output is Format.JSON:
-        print_json([as_dict(topic) for topic in response.topics])
-        return
-    print_table(
-        ("NAME", "DELIVERY", "PARTITIONS", "BROKER_ID", "STATE"),
-        [
-            (topic.name, topic.delivery, topic.partitions or "-", topic.broker_id or "-", topic.state or "-")
-            for topic in response.topics
-        ],
+    response = session.ask(pb.ListTopicsRequest(namespace=namespace))
+    session.show_list(
+        response.topics,
+        *("name", "delivery"),
+        partitions=lambda topic: topic.partitions or "-",
+        broker_id="broker_id",
+        state="state",
     )
 
 
-@app.command()
-def describe(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
+@command(app)
+def describe(session: Session, name: Name) -> None:
     """Show a topic: offsets, producers, subscriptions, limits; a partitioned one over all partitions."""
 
     async def ask(client: AdminClient) -> tuple[pb.TopicDescription, list[pb.TopicDescription]]:
-        described = await _describe(client, name)
-        if output is Format.JSON:
-            return described, []
-        return described, [await _describe(client, partition) for partition in described.partitions]
+        described = await client.ask(pb.DescribeTopicRequest(name=name))
+        return described, [] if session.is_json else await _partitions_of(client, described)
 
-    described, partitions = run(admin, ask)
-    if output is Format.JSON:
+    described, partitions = session.run(ask)
+    if session.is_json:
         print_json(as_dict(described))
     else:
         _show(described, partitions)
 
 
-@app.command()
+@command(app)
 def delete(
+    session: Session,
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, also on a terminal.")] = False,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Delete a topic with its messages, subscriptions and partitions. Asks first on a terminal."""
     if not yes and sys.stdin.isatty():
         typer.confirm(f"Delete topic {name} with all its messages?", abort=True)
-    response = run(
-        admin, lambda client: client.call(client.topics.DeleteTopic, pb.DeleteTopicRequest(name=name))
-    )
-    print_answer(response, output, f"topic {name} deleted")
+    session.answer(session.ask(pb.DeleteTopicRequest(name=name)), f"topic {name} deleted")
 
 
-@app.command()
+@command(app)
 def partitions(
+    session: Session,
     name: Name,
     grow: Annotated[
         int, typer.Option("--grow", min=0, metavar="N", help="First make it N partitions; never fewer.")
     ] = 0,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Show the partitions of a topic, each with its offsets, or add some."""
 
     async def ask(client: AdminClient) -> list[pb.TopicDescription]:
         if grow:
-            await client.call(client.topics.GrowTopic, pb.GrowTopicRequest(name=name, partitions=grow))
-        described = await _describe(client, name)
+            await client.ask(pb.GrowTopicRequest(name=name, partitions=grow))
+        described = await client.ask(pb.DescribeTopicRequest(name=name))
         if not described.partitions:
             raise NotPartitioned(f"topic {name} has no partitions")
-        return [await _describe(client, partition) for partition in described.partitions]
+        return await _partitions_of(client, described)
 
-    described = run(admin, ask)
-    if output is Format.JSON:
-        print_json([as_dict(each) for each in described])
-    else:
-        _show_partitions(described)
+    session.show_list(session.run(ask), **_PARTITION_COLUMNS)
 
 
-@app.command()
+@command(app)
 def unload(
+    session: Session,
     name: Name,
     to: Annotated[
         str,
@@ -185,8 +241,6 @@ def unload(
             help="How long its broker may take to hand it over. After that it keeps it.",
         ),
     ] = MOVE_TIMEOUT_S,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Move a topic, or all partitions of one, to another broker, and wait until it is served there."""
 
@@ -197,11 +251,16 @@ def unload(
         patience = MOVE_TURNS * timeout + MOVE_GRACE_S
         return [move async for move in client.stream(client.topics.UnloadTopic, request, timeout=patience)]
 
-    moves = run(admin, work)
-    if output is Format.JSON:
-        print_json([as_dict(move) for move in moves])
-    else:
-        _show_moves(moves)
+    moves = session.run(work)
+    session.show_list(
+        moves,
+        "topic",
+        old_broker_id=lambda move: move.from_broker_id or "-",
+        new_broker_id=lambda move: move.to_broker_id or "-",
+        next_offset=lambda move: move.next_offset if move.HasField("next_offset") else "-",
+        downtime_ms="downtime_ms",
+        result=lambda move: f"stayed: {move.error}" if move.error else "moved",
+    )
     failed = [move for move in moves if move.error]
     if failed:
         raise NotMoved(
@@ -209,35 +268,20 @@ def unload(
         )
 
 
-@app.command()
-def set_policy(
-    context: typer.Context,
-    name: Name,
-    max_producers_per_topic: limits.MaxProducers = None,
-    max_subscriptions_per_topic: limits.MaxSubscriptions = None,
-    max_consumers_per_topic: limits.MaxConsumers = None,
-    max_consumers_per_subscription: limits.MaxSubscriptionConsumers = None,
-    max_publish_rate: limits.MaxPublishRate = None,
-    max_subscription_dispatch_rate: limits.MaxDispatchRate = None,
-    max_message_size: limits.MaxMessageSize = None,
-    retention_time_minutes: limits.RetentionTime = None,
-    retention_size_mb: limits.RetentionSize = None,
-    clear: limits.Clear = None,
-    output: Output = Format.TABLE,
-    admin: AdminOption = DEFAULT_ADMIN,
-) -> None:
+@command(app)
+@with_limits
+def set_policy(session: Session, name: Name, policy: pb.Policy, clear: list[str]) -> None:
     """Set limits of one topic, instead of its namespace's. 0 means no limit."""
-    policy, cleared = limits.change(context.params)
-    request = pb.SetTopicPolicyRequest(name=name, policy=policy, clear=cleared)
-    described = run(admin, lambda client: client.call(client.topics.SetTopicPolicy, request))
-    if output is Format.JSON:
+    described = session.ask(pb.SetTopicPolicyRequest(name=name, policy=policy, clear=clear))
+    if session.is_json:
         print_json(as_dict(described))
     else:
-        limits.show(described.policy, described.effective_policy)
+        _show_limits(described)
 
 
-@app.command()
+@command(app)
 def peek(
+    session: Session,
     name: Name,
     start: Annotated[
         str,
@@ -254,27 +298,23 @@ def peek(
         RawFormat, typer.Option("--output", "-o", help="json (a line each), table, or raw (payloads alone).")
     ] = RawFormat.TABLE,
     service: ServiceOption = DEFAULT_SERVICE,
-    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Print messages that a topic has now. No subscription is touched."""
     # Only here: other commands start in half the time without the client.
     from sava.cli import consume
 
     position = parse_position(start) if time is None else parse_time(time)
-    consume.peek(service, admin, name, position, limit, output)
+    consume.peek(service, session.admin, name, position, limit, output)
 
 
-app.command(name="seek")(subscriptions.seek)
+command(app, "seek")(subscriptions.seek)
 # Danube's administrators know these under topics.
-app.command(name="subscriptions")(subscriptions.list_)
-app.command(name="unsubscribe")(subscriptions.delete)
+command(app, "subscriptions")(subscriptions.list_)
+command(app, "unsubscribe")(subscriptions.delete)
 
 
-async def _describe(client: AdminClient, name: str) -> pb.TopicDescription:
-    described: pb.TopicDescription = await client.call(
-        client.topics.DescribeTopic, pb.DescribeTopicRequest(name=name)
-    )
-    return described
+async def _partitions_of(client: AdminClient, described: pb.TopicDescription) -> list[pb.TopicDescription]:
+    return [await client.ask(pb.DescribeTopicRequest(name=name)) for name in described.partitions]
 
 
 def _show(described: pb.TopicDescription, partitions: list[pb.TopicDescription]) -> None:
@@ -284,38 +324,118 @@ def _show(described: pb.TopicDescription, partitions: list[pb.TopicDescription])
         names.append("reason")
     if not partitions:
         names += ["epoch", "start_offset", "next_offset", "stored_offset"]
-    for name in (*names, "schema_subject", "validation_policy"):
-        value = fields[name]
-        print_line(f"{name:<17} {'-' if value in ('', '0', None) else value}")
-    print_line(f"{'created':<17} {instant(described.created_ms * 1000)}")
-    print_line(f"{'producers':<17} {', '.join(described.producers) or '-'}")
     overridden = [f"{name}={limit}" for name, limit in fields["policy"].items() if limit is not None]
-    print_line(f"{'policy':<17} {', '.join(overridden) or '-'}")
+    shown = {name: fields[name] for name in (*names, "schema_subject", "validation_policy")}
+    print_fields(
+        {name: "" if value == "0" else value for name, value in shown.items()}
+        | {
+            "created": instant(described.created_ms * 1000),
+            "producers": ", ".join(described.producers),
+            "policy": ", ".join(overridden),
+        }
+    )
     if partitions:
         print_line("")
-        _show_partitions(partitions)
+        print_rows(partitions, **_PARTITION_COLUMNS)
     if described.subscriptions:
         print_line("")
-        subscriptions.show_table(described.subscriptions)
+        print_rows(described.subscriptions, **subscriptions.COLUMNS)
 
 
-def _show_partitions(described: list[pb.TopicDescription]) -> None:
-    rows = []
-    for each in described:
-        fields = as_dict(each)
-        offsets = (fields["start_offset"], fields["next_offset"], fields["stored_offset"])
-        shown = tuple("-" if offset is None else offset for offset in offsets)
-        rows.append((each.name, each.broker_id or "-", *shown, len(each.producers), len(each.subscriptions)))
-    columns = ("PARTITION", "BROKER_ID", "START", "NEXT", "STORED", "PRODUCERS", "SUBSCRIPTIONS")
-    print_table(columns, rows)
+def _offset(name: str) -> Callable[[pb.TopicDescription], object]:
+    return lambda described: getattr(described, name) if described.HasField(name) else "-"  # type: ignore[arg-type]  # a name of an offset
 
 
-def _show_moves(moves: list[pb.TopicMove]) -> None:
-    rows = []
-    for move in moves:
-        next_offset = move.next_offset if move.HasField("next_offset") else "-"
-        result = f"stayed: {move.error}" if move.error else "moved"
-        brokers = (move.from_broker_id or "-", move.to_broker_id or "-")
-        rows.append((move.topic, *brokers, next_offset, move.downtime_ms, result))
-    columns = ("TOPIC", "OLD_BROKER_ID", "NEW_BROKER_ID", "NEXT_OFFSET", "DOWNTIME_MS", "RESULT")
-    print_table(columns, rows)
+_PARTITION_COLUMNS: Final[dict[str, str | Callable[[Any], object]]] = {
+    "partition": "name",
+    "broker_id": "broker_id",
+    "start": _offset("start_offset"),
+    "next": _offset("next_offset"),
+    "stored": _offset("stored_offset"),
+    "producers": lambda each: len(each.producers),
+    "subscriptions": lambda each: len(each.subscriptions),
+}
+
+
+# -- sava namespaces ---------------------------------------------------------------
+
+
+namespaces_app = typer.Typer(no_args_is_help=True)
+
+Namespace = Annotated[str, typer.Argument(metavar="NAMESPACE", help="A namespace, such as default.")]
+
+
+class NamespaceTaken(CallerError):
+    """A namespace of that name exists already."""
+
+
+@command(namespaces_app, "create")
+def create_namespace(
+    session: Session,
+    namespace: Namespace,
+    if_absent: Annotated[
+        bool, typer.Option("--if-absent", help="A namespace that exists already is no error.")
+    ] = False,
+) -> None:
+    """Create NAMESPACE."""
+    response = session.ask(pb.CreateNamespaceRequest(namespace=namespace))
+    if response.already_existed and not if_absent:
+        raise NamespaceTaken(f"namespace {namespace} exists already")
+    done = "exists already" if response.already_existed else "created"
+    session.answer(response, f"namespace {namespace} {done}")
+
+
+@command(namespaces_app, "list")
+def list_namespaces(session: Session) -> None:
+    """List the namespaces."""
+    response = session.ask(pb.ListNamespacesRequest())
+    if session.is_json:
+        print_json(list(response.namespaces))
+    else:
+        print_table(("NAMESPACE",), [(name,) for name in response.namespaces])
+
+
+@command(namespaces_app, "describe")
+def describe_namespace(session: Session, namespace: Namespace) -> None:
+    """Show NAMESPACE: how many topics it has, and its limits."""
+    _show_namespace(session, session.ask(pb.DescribeNamespaceRequest(namespace=namespace)))
+
+
+@command(namespaces_app)
+def topics(session: Session, namespace: Namespace) -> None:
+    """List the topics of NAMESPACE."""
+    list_(session, namespace)
+
+
+@command(namespaces_app)
+def policies(session: Session, namespace: Namespace) -> None:
+    """Show the limits of NAMESPACE: what it sets itself, and what holds."""
+    description = session.ask(pb.DescribeNamespaceRequest(namespace=namespace))
+    if session.is_json:
+        fields = as_dict(description)
+        print_json({name: fields[name] for name in ("namespace", "policy", "effective_policy")})
+    else:
+        _show_limits(description)
+
+
+@command(namespaces_app, "set-policy")
+@with_limits
+def set_namespace_policy(session: Session, namespace: Namespace, policy: pb.Policy, clear: list[str]) -> None:
+    """Set limits of NAMESPACE. They hold for its topics unless these have their own; 0 means no limit."""
+    request = pb.SetNamespacePolicyRequest(namespace=namespace, policy=policy, clear=clear)
+    _show_namespace(session, session.ask(request))
+
+
+@command(namespaces_app, "delete")
+def delete_namespace(session: Session, namespace: Namespace) -> None:
+    """Delete NAMESPACE. Refused while it has topics."""
+    response = session.ask(pb.DeleteNamespaceRequest(namespace=namespace))
+    session.answer(response, f"namespace {namespace} deleted")
+
+
+def _show_namespace(session: Session, description: pb.NamespaceDescription) -> None:
+    if session.is_json:
+        print_json(as_dict(description))
+        return
+    print_line(f"namespace {description.namespace}, {description.topics} topics")
+    _show_limits(description)

@@ -9,8 +9,8 @@ the store is in its process or far away.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, NoReturn, cast
 
@@ -150,32 +150,12 @@ def trailing_of(error: SavaError) -> Trailing:
     )
 
 
-async def abort_unless_elsewhere(context: Any, error: SavaError) -> NoReturn:
-    """End the call with ``error``; raises it if another broker may answer the call."""
-    if isinstance(error, ELSEWHERE):
-        raise error
-    await abort(context, error)
-
-
-async def abort(context: Any, error: SavaError) -> NoReturn:
+async def answer(context: Any, error: SavaError) -> NoReturn:
     """End the call with ``error``, whatever it is."""
     if isinstance(error, Relayed):
         await context.abort(error.status, str(error), error.trailing)
     await context.abort(status_of(error), str(error), trailing_of(error))
     raise AssertionError("abort always raises")
-
-
-@asynccontextmanager
-async def mapped(context: Any) -> AsyncIterator[None]:
-    """Errors raised inside, on purpose, become the call's answer (see ``abort_unless_elsewhere``). A write to
-    a caller who has just left fails inside gRPC, and no caller is left to hear of it."""
-    try:
-        yield
-    except SavaError as error:
-        await abort_unless_elsewhere(context, error)
-    except aio.InternalError:
-        if not context.done():
-            raise
 
 
 @contextmanager

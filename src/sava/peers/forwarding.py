@@ -105,7 +105,7 @@ class Forwarder:
         """Calls that came to this broker, on any port."""
 
     def serving(
-        self, server: aio.Server, port: Port, answer: AnswerError = error_mapping.abort
+        self, server: aio.Server, port: Port, answer: AnswerError = error_mapping.answer
     ) -> aio.Server:
         """``server`` as services should be registered at it so that their calls are forwarded. ``answer``
         ends a call with an error in the manner of the services."""
@@ -391,9 +391,9 @@ class RewindableStream:
 
 
 class ForwardingServer:
-    """A gRPC server as services are registered at it, whose calls may be answered elsewhere. Services know
-    nothing of it, but for one thing: errors that say "not here" leave their handlers
-    (``error_mapping.abort_unless_elsewhere``). A call that is answered here costs one frame more.
+    """A gRPC server as services are registered at it. What a handler raises on purpose becomes the call's
+    answer; after an error that says "not here", another broker may answer the call. Services know nothing of
+    it. A call that is answered here costs one frame more.
 
     The generated code registers handlers at a server in two ways. Of those, methods that are registered one
     by one make grpc.aio wait for each of them again at every call: with a hundred methods that is a tenth
@@ -433,12 +433,23 @@ class ForwardingServer:
                 return await inner(request, context)
             except error_mapping.ELSEWHERE as error:
                 return await self._elsewhere(method, inner, request, context, error)
+            except SavaError as error:
+                await self._answer(context, error)
 
         return answer
 
+    async def _here(self, inner: Any, request: Any, context: Any) -> Any:
+        """The handler's answer. An error of it that another broker cannot change ends the call at once."""
+        try:
+            return await inner(request, context)
+        except error_mapping.ELSEWHERE:
+            raise
+        except SavaError as error:
+            await self._answer(context, error)
+
     async def _elsewhere(self, method: str, inner: Any, request: Any, context: Any, error: SavaError) -> Any:
         async def here() -> Any:
-            return await inner(request, context)
+            return await self._here(inner, request, context)
 
         async def there(link: PeerChannel, left: float) -> bytes:
             return await relay_unary(link, method, raw, left, metadata)
@@ -455,7 +466,7 @@ class ForwardingServer:
     def _server_stream(self, method: str, inner: Any) -> Any:
         async def answer(request: Any, context: Any) -> None:
             async def here() -> None:
-                await inner(request, opening)
+                await self._here(inner, request, opening)
 
             async def there(link: PeerChannel, _: float) -> None:
                 raw, metadata = request.SerializeToString(), metadata_of(context)
@@ -472,7 +483,7 @@ class ForwardingServer:
         async def answer(_: Any, context: Any) -> None:
             async def here() -> None:
                 opening.rewind()
-                await inner(opening, opening)
+                await self._here(inner, opening, opening)
 
             async def there(link: PeerChannel, _: float) -> None:
                 assert opening.first is not None  # handlers know their topic from the opening
@@ -500,11 +511,11 @@ class ForwardingServer:
         there: Callable[[PeerChannel, float], Awaitable[None]],
     ) -> None:
         try:
-            await here()
-            return
-        except error_mapping.ELSEWHERE as elsewhere:
-            error: SavaError = elsewhere
-        try:
+            try:
+                await here()
+                return
+            except error_mapping.ELSEWHERE as elsewhere:
+                error: SavaError = elsewhere
             if opening.has_begun or is_forwarded(context):
                 raise error
             await self._forwarder.elsewhere(

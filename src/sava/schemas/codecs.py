@@ -160,6 +160,7 @@ class ProtobufCodec:
     def __init__(self, schema: ProtobufSchema) -> None:
         self._descriptors = schema.descriptors
         self.message_class = schema.descriptors.message_class
+        self.decode = schema.descriptors.parse
 
     def encode(self, value: Any) -> bytes:
         message = self._as_message(value)
@@ -170,9 +171,6 @@ class ProtobufCodec:
         if not isinstance(message, self.message_class):
             self._descriptors.parse(payload)
         return payload
-
-    def decode(self, payload: bytes) -> Message:
-        return self._descriptors.parse(payload)
 
     def _as_message(self, value: Any) -> Message:
         name = self._descriptors.payload.full_name

@@ -3,15 +3,15 @@
 ``BrokerParts.open`` makes the parts in the order of its steps, each from those above it:
 
     storage      the disk, the journal, the object store
-    ledgers      the own journal as a ledger with mirrors, and this disk as a mirror of others
-    membership   the registration, the view of the other brokers, the connections to them
+    ledgers      the registration, the own journal as a ledger, and this disk as a mirror of others
+    membership   who follows the registration and the view of the other brokers, the connections to them
     topics       the topics that are served here, and the calls about topics anywhere
     leadership   what the leader of the cluster does: controller, evictions, recovery of ledgers
     replication  what sends to other clusters
 
-Some know each other in a circle: the registration ends ledgers and topics, a ledger that was fenced renews
-the registration, topics that are released are reported to the agent that takes them up. The later part of a
-circle is reached through a method of ``BrokerParts``; none of them is called before ``start``.
+Some know each other in a circle: the registration, which ledgers renew, ends ledgers and topics; topics that
+are released are reported to the agent that takes them up. The later part of a circle is reached through a
+method of ``BrokerParts``; none of them is called before ``start``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ from sava.api.admin.descriptions import Partitions
 from sava.api.admin.topics import Unloading
 from sava.api.danube.metrics import DanubeCollector, SendStats
 from sava.api.http import readiness
-from sava.api.metrics.broker import BrokerMetrics
-from sava.api.metrics.cluster import ClusterSources
-from sava.api.metrics.storage import Disks, JournalSources
+from sava.api.metrics.broker import BrokerMetrics, Disks, JournalCollector, JournalSources
+from sava.api.metrics.cluster import (
+    ClusterSources,
+    PipelinesCollector,
+    ReplicationCollector,
+    observe_cluster,
+)
+from sava.api.metrics.topics import TopicsCollector
 from sava.api.writers import LocalStaged, RoutedStaged
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
@@ -224,6 +229,10 @@ class BrokerParts:
         self._stops.add("storage", self.storage.close)
 
     async def _open_ledgers(self) -> None:
+        ttl_ms = self.config.cluster.registration_ttl_ms
+        self.registrar = Registrar(
+            self.store, self._describe, broker=self.broker, ttl_ms=ttl_ms, on_lost=self._fence
+        )
         self.view = ClusterView(self.store)
         self.journals = LedgerRecords(self.store)
         self.live_brokers = LiveBrokers(self.view, self.journals, self._addresses)
@@ -239,22 +248,19 @@ class BrokerParts:
                 brokers=self._members,
             ),
             options=mirror_options(self.config.journal),
-            renew=self._renew,
+            # A ledger of this broker was fenced: its number is used, and the broker needs another.
+            renew=self.registrar.renew,
             fail=self.node.fail,
         )
         self._stops.add("mirrors", self.mirrored.close)
         await self.mirrored.open()
 
     def _make_membership(self) -> None:
-        ttl_ms = self.config.cluster.registration_ttl_ms
-        self.registrar = Registrar(
-            self.store, self._describe, broker=self.broker, ttl_ms=ttl_ms, on_lost=self._fence
-        )
         self.registrar.listen(lambda: self.mirrored.registered(self.registrar.incarnation))
         self.view.listen(lambda topics: self.registrar.look() if topics is None else None)
         self.evictor = Evictor(self.store)
         if self.config.cluster.suspicion == "auto":
-            self.node.suspicion.watch(self._lease_of, lease_ms=ttl_ms)
+            self.node.suspicion.watch(self._lease_of, lease_ms=self.config.cluster.registration_ttl_ms)
             self.node.confirmed = self.evictor.confirmed
         self._router = TopicRouter(self.view, Registry(self.store))
         peers = PeerChannels(self._router, self.config.auth)
@@ -322,38 +328,36 @@ class BrokerParts:
 
     def _observe(self, metrics: BrokerMetrics) -> None:
         controller, mirrored = self.controller, self.mirrored
-        metrics.observe_disks(self.disks)
-        metrics.observe_topics(self.topics, self.storage)
-        metrics.observe_replication(self.replication)
+        metrics.add(
+            self.disks,
+            TopicsCollector(self.topics, self.storage),
+            ReplicationCollector(self.replication),
+            PipelinesCollector(self.pipelines, lambda: controller.is_leading),
+        )
         if self.config.metrics.danube_names:
             forwarder = self.forwarder
-            metrics.observe_danube(
-                DanubeCollector(self.topics, controller, self.danube_sends, lambda: forwarder.calls)
-            )
-        metrics.observe_pipelines(self.pipelines, lambda: controller.is_leading)
-        metrics.observe_journals(
-            JournalSources(
-                own=lambda: mirrored.owned,
-                fences=lambda: mirrored.own_disk.fences,
-                degraded_s=lambda: mirrored.degraded_s,
-                copies=lambda: mirrored.copies.count,
-                failover=self.failover,
-                live_brokers=self.live_brokers,
-            )
+            metrics.add(DanubeCollector(self.topics, controller, self.danube_sends, lambda: forwarder.calls))
+        journals = JournalSources(
+            own=lambda: mirrored.owned,
+            fences=lambda: mirrored.own_disk.fences,
+            degraded_s=lambda: mirrored.degraded_s,
+            copies=lambda: mirrored.copies.count,
+            failover=self.failover,
+            live_brokers=self.live_brokers,
         )
-        metrics.observe_cluster(
-            ClusterSources(
-                broker=self.broker,
-                view=self.view,
-                registrar=self.registrar,
-                controller=controller,
-                forwards=self.forwarder.forwards,
-                writers=self.writers,
-                tending=self._writer_maintenance,
-                suspicion=self.node.suspicion,
-                evictor=self.evictor,
-            )
+        metrics.add(JournalCollector(journals))
+        cluster = ClusterSources(
+            broker=self.broker,
+            view=self.view,
+            registrar=self.registrar,
+            controller=controller,
+            forwards=self.forwarder.forwards,
+            writers=self.writers,
+            tending=self._writer_maintenance,
+            suspicion=self.node.suspicion,
+            evictor=self.evictor,
         )
+        observe_cluster(metrics.registry, cluster)
 
     # -- what the parts ask of one another ---------------------------------------------------
 
@@ -365,10 +369,6 @@ class BrokerParts:
             store_id=self._store_id,
             storage_id=self.storage.identity.storage_id,
         )
-
-    def _renew(self, reason: str) -> None:
-        """A ledger of this broker was fenced: its number is used, and the broker needs another."""
-        self.registrar.renew(reason)
 
     async def _fence(self) -> None:
         """The registration is lost: others may have the topics."""
@@ -463,7 +463,8 @@ class BrokerParts:
 
     async def leave(self) -> None:
         """Before a stop on request: let others have the topics, and the leadership, while
-        everything works. Bounded; what is left when it returns goes to others as after a failure."""
+        everything works. Bounded, and may be cancelled at any point; what is left then goes to others as
+        after a failure."""
         timeout = self.config.cluster.leave_timeout_seconds
         if not timeout or not self._can_leave() or not await self._is_store_writable():
             return

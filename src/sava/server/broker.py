@@ -2,10 +2,11 @@
 
 Order matters twice. At start the Raft port opens before the others, so that a caller who can ask this broker
 for something can also reach its peers through it; and it registers last, when everything that others may
-send it is open. A broker that is asked to stop hands its topics and its leadership over first (``leave``).
-At the end topics are closed and the registration is given up while everything still works, then leadership
-is handed over, then callers are turned away, then the node closes its log. The whole end is bounded; a
-broker that hangs while stopping is killed by whatever runs it, and that must not be the normal case.
+send it is open. A broker that is asked to stop hands its topics and its leadership over first
+(``BrokerParts.leave``). At the end topics are closed and the registration is given up while everything still
+works, then leadership is handed over, then callers are turned away, then the node closes its log. The whole
+end is bounded; a broker that hangs while stopping is killed by whatever runs it, and that must not be the
+normal case.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from grpc import aio
 
 from sava import logs
 from sava.api.http import HttpServer
-from sava.api.metrics.broker import BrokerMetrics
+from sava.api.metrics.broker import BrokerMetrics, NodeCollector, TasksCollector
 from sava.config import Config
 from sava.errors import HostError
 from sava.metadata.bootstrap import SeedBootstrap
@@ -96,8 +97,7 @@ class Broker:
         self._stops.add("consensus node", node.close)
         logs.set_broker(node.info().node)
         node.failed.add_done_callback(self._node_failed)
-        metrics.observe(node)
-        metrics.observe_tasks(self.supervisor)
+        metrics.add(NodeCollector(node), TasksCollector(self.supervisor))
         raft = RaftListener(node, f"{host}:{wanted.raft}", config.auth)
         await raft.start()
         self._stops.add("raft port", raft.stop)
@@ -109,7 +109,7 @@ class Broker:
         self._stops.add("client port", self._stop_client_port)
         admin = await open_admin_port(config, parts)
         self._stops.add("admin port", lambda: admin.stop(GRACE_S))
-        http = HttpServer(metrics, parts.readiness)
+        http = HttpServer(metrics.registry, parts.disks, parts.readiness)
         self._stops.add("http port", http.close)
         try:
             await http.start(host, wanted.prometheus)
@@ -128,11 +128,6 @@ class Broker:
         if not failed.cancelled():
             error = failed.result()
             self.supervisor.end(f"{type(error).__name__}: {error}")
-
-    async def leave(self) -> None:
-        """Hand topics and leadership over before ``close``, for a stop on request. May be
-        cancelled at any point: what is left goes to others as after a failure."""
-        await self.parts.leave()
 
     async def close(self) -> bool:
         """Whether everything stopped in order. A part that cannot be stopped, since what it died of has left

@@ -101,7 +101,7 @@ def end_at_last(code: int) -> None:
 
 async def _leave(broker: Broker, hurry: asyncio.Event, timeout: float) -> None:
     """Until topics are handed over, or a second signal comes. However it goes, the broker stops next."""
-    leaving, hurried = asyncio.create_task(broker.leave()), asyncio.create_task(hurry.wait())
+    leaving, hurried = asyncio.create_task(broker.parts.leave()), asyncio.create_task(hurry.wait())
     await asyncio.wait((leaving, hurried), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     if leaving.done() and (error := leaving.exception()) is not None:
         log.error("broker: topics were not handed over in order", exc_info=error)

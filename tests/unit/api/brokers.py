@@ -13,7 +13,7 @@ from grpc import aio
 from sava.cluster.records import Registration
 from sava.cluster.view import NotServed, TopicRouter
 from sava.config import Auth
-from sava.peers import error_mapping, tls
+from sava.peers import tls
 from sava.peers.channels import PINGS_ALLOWED, PeerChannels, Port
 from sava.peers.forwarding import EOF, Forwarder
 from sava.proto import streams_pb2 as pb
@@ -83,21 +83,18 @@ class Scripted(rpc.StreamsServicer):
             raise TopicMoved(name)
 
     async def Offsets(self, request: pb.OffsetsRequest, context: Any) -> pb.OffsetsResponse:  # noqa: N802
-        async with error_mapping.mapped(context):
-            self.need(request.topic, context)
-            return await self.offsets(request, context)
+        self.need(request.topic, context)
+        return await self.offsets(request, context)
 
     async def Read(self, request: pb.ReadRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        async with error_mapping.mapped(context):
-            self.need(request.topic, context)
-            await self.read(request, context)
+        self.need(request.topic, context)
+        await self.read(request, context)
 
     async def Publish(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        async with error_mapping.mapped(context):
-            first = await context.read()
-            self.need(first.open.topic, context)
-            await context.write(pb.PublishResponse(opened=pb.ProducerOpened(producer_id=self.broker)))
-            await self.stream(first, context)
+        first = await context.read()
+        self.need(first.open.topic, context)
+        await context.write(pb.PublishResponse(opened=pb.ProducerOpened(producer_id=self.broker)))
+        await self.stream(first, context)
 
     async def _own_number(self, request: Any, context: Any) -> pb.OffsetsResponse:
         return pb.OffsetsResponse(next_offset=self.broker)

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from sava.api.metrics.broker import BrokerMetrics
-from sava.api.metrics.cluster import ClusterSources
+from sava.api.metrics.cluster import ClusterSources, observe_cluster
 from sava.cluster import records
 from sava.cluster.controller import Controller
 from sava.cluster.records import BrokerMode, Mode
@@ -56,8 +56,9 @@ class Story:
         self.forwards: dict[str, int] = {}
         self.suspicion = Suspicion(NodeId(1), tick_ms=100)
         self.evictor = Evictor(store)
-        self._metrics = BrokerMetrics()
-        self._metrics.observe_cluster(
+        self._registry = CollectorRegistry()
+        observe_cluster(
+            self._registry,
             ClusterSources(
                 broker=1,
                 view=view,
@@ -68,11 +69,11 @@ class Story:
                 tending=cast(WriterMaintenance, WriterCounts()),
                 suspicion=self.suspicion,
                 evictor=self.evictor,
-            )
+            ),
         )
 
     def value(self, name: str, **labels: str) -> float | None:
-        return self._metrics.registry.get_sample_value(name, labels)
+        return self._registry.get_sample_value(name, labels)
 
     async def step(self, name: str, **changes: Any) -> None:
         before = self.view.held(ORDERS).revision

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from sava.api.sessions import MAX_RESPONSE_BYTES, DeliveryEncoder
+from sava.api.streams import MAX_RESPONSE_BYTES, DeliveryEncoder
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
 from sava.topics.consumer import Delivery

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from sava.api.metrics import storage
-from sava.api.metrics.broker import BrokerMetrics
-from sava.api.metrics.storage import Disks
+from sava.api.http import written
+from sava.api.metrics import broker
+from sava.api.metrics.broker import Disks
 from sava.config import Config, check
 from tests.support.brokers import until
 
@@ -55,7 +55,7 @@ class Hanging:
 def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     hanging = Hanging(tmp_path / "segments")
     monkeypatch.setattr(shutil, "disk_usage", hanging.disk_usage)
-    monkeypatch.setattr(storage, "LOOK_S", 0.05)
+    monkeypatch.setattr(broker, "LOOK_S", 0.05)
     yield hanging
     hanging.is_back.set()
 
@@ -69,9 +69,7 @@ async def test_a_disk_that_hangs_stops_neither_the_broker_nor_the_others_and_is_
 ) -> None:
     """Prometheus asks for /metrics; the NFS server of the segments is gone: the event loop waited for it,
     without heartbeats, keep-alives and deliveries, for as long as it was gone."""
-    metrics = BrokerMetrics()
     disks = Disks(config)
-    metrics.observe_disks(disks)
     turns = 0
 
     async def others() -> None:
@@ -81,7 +79,8 @@ async def test_a_disk_that_hangs_stops_neither_the_broker_nor_the_others_and_is_
             turns += 1
 
     working = asyncio.create_task(others())
-    page = await metrics.page()
+    await disks.look()
+    page = await written(disks)
     working.cancel()
     assert turns > 5
     told = uses(page)
@@ -99,7 +98,7 @@ async def test_one_thread_waits_for_it_however_often_it_is_asked_for(
     began = time.monotonic()
     for _ in range(20):
         await disks.look()
-    assert time.monotonic() - began < 20 * storage.LOOK_S, "what is known to hang is not waited for again"
+    assert time.monotonic() - began < 20 * broker.LOOK_S, "what is known to hang is not waited for again"
     assert hanging.asked == 1
     hanging.is_back.set()
 
@@ -111,6 +110,6 @@ async def test_one_thread_waits_for_it_however_often_it_is_asked_for(
 
 async def test_a_directory_that_is_not_there_is_left_out(config: Config, tmp_path: Path) -> None:
     (tmp_path / "journal").rmdir()
-    metrics = BrokerMetrics()
-    metrics.observe_disks(Disks(config))
-    assert not any("journal" in line for line in uses(await metrics.page()))
+    disks = Disks(config)
+    await disks.look()
+    assert not any("journal" in line for line in uses(await written(disks)))

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from sava.api.metrics import broker
+from sava.api import http
 
 Samples = set[tuple[str, tuple[tuple[str, str], ...], float]]
 
@@ -55,7 +55,7 @@ async def test_it_is_what_the_library_would_write_but_for_when_things_began() ->
             yield family
 
     registry.register(Odd())
-    page = await broker.written(registry)
+    page = await http.written(registry)
     expected = {
         sample for sample in samples(generate_latest(registry)) if sample[0] != "took_seconds_created"
     }
@@ -65,7 +65,7 @@ async def test_it_is_what_the_library_would_write_but_for_when_things_began() ->
 
 
 async def test_the_parts_of_a_family_are_told_in_one_row() -> None:
-    page = await broker.written(Topics(120))
+    page = await http.written(Topics(120))
     lines = page.decode().splitlines()
     assert [line for line in lines if line.startswith("# TYPE")] == [
         "# TYPE backlog_messages gauge",
@@ -80,7 +80,7 @@ async def test_a_page_of_many_topics_does_not_keep_the_event_loop_from_its_other
 ) -> None:
     """Heartbeats, renewals and deliveries wait while the loop writes: with thousands of topics for longer
     than an election takes. Here every slice is over at once, so that the others get a turn at each chance."""
-    monkeypatch.setattr(broker, "SLICE_S", 0.0)
+    monkeypatch.setattr(http, "SLICE_S", 0.0)
     turns = 0
 
     async def work() -> None:
@@ -90,7 +90,7 @@ async def test_a_page_of_many_topics_does_not_keep_the_event_loop_from_its_other
             turns += 1
 
     working = asyncio.create_task(work())
-    page = await broker.written(Topics(1000))
+    page = await http.written(Topics(1000))
     working.cancel()
     lines, parts = 2 * 1000, 2 * 1000 // 50
     assert page.count(b"\n") == lines + 4

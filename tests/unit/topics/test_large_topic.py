@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from sava.api.admin.descriptions import topic_description
-from sava.api.metrics.broker import written
+from sava.api.http import written
 from sava.api.metrics.topics import TopicsCollector
 from sava.metadata.commands import Operation, Put
 from sava.storage import keys

@@ -30,7 +30,6 @@ from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.cluster.view import ClusterView
 from sava.errors import SavaError
 from sava.metadata.node import RaftNode
-from sava.peers import error_mapping
 from sava.peers.error_mapping import remaining
 from sava.peers.forwarding import Forwarder
 from sava.proto import brokers_pb2 as pb
@@ -154,33 +153,29 @@ class BrokersService(rpc.BrokersServicer):
     async def DrainBroker(
         self, request: pb.DrainBrokerRequest, context: Any
     ) -> AsyncIterator[pb.DrainProgress]:
-        async with error_mapping.mapped(context):
-            mode = drain_mode(
-                parallel=request.parallel,
-                timeout_s=request.timeout_seconds,
-                include=tuple(request.namespaces_include),
-                exclude=tuple(request.namespaces_exclude),
-            )
-            if request.dry_run:
-                yield _progress(self._controller.plan_drain(request.broker_id, mode))
-                return
-            async for status in self._controller.drain(request.broker_id, mode):
-                yield _progress(status)
+        mode = drain_mode(
+            parallel=request.parallel,
+            timeout_s=request.timeout_seconds,
+            include=tuple(request.namespaces_include),
+            exclude=tuple(request.namespaces_exclude),
+        )
+        if request.dry_run:
+            yield _progress(self._controller.plan_drain(request.broker_id, mode))
+            return
+        async for status in self._controller.drain(request.broker_id, mode):
+            yield _progress(status)
 
     async def ActivateBroker(
         self, request: pb.ActivateBrokerRequest, context: Any
     ) -> pb.ActivateBrokerResponse:
-        async with error_mapping.mapped(context):
-            was_active = await self._controller.activate(request.broker_id, request.reason)
+        was_active = await self._controller.activate(request.broker_id, request.reason)
         return pb.ActivateBrokerResponse(was_active=was_active)
 
     async def GetBalance(self, request: pb.GetBalanceRequest, context: Any) -> pb.Balance:
-        async with error_mapping.mapped(context):
-            return _balance(self._controller.balance())
+        return _balance(self._controller.balance())
 
     async def Rebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
-        async with error_mapping.mapped(context):
-            done = await self._controller.rebalance(dry_run=request.dry_run, max_moves=request.max_moves)
+        done = await self._controller.rebalance(dry_run=request.dry_run, max_moves=request.max_moves)
         return pb.RebalanceResponse(
             moves=[
                 to_message(
@@ -199,14 +194,12 @@ class BrokersService(rpc.BrokersServicer):
     async def ReportLoad(self, request: pb.LoadReport, context: Any) -> pb.ReportLoadResponse:
         """Any broker takes it: one that does not lead any more does nothing with it, and the next
         report goes to the leader."""
-        async with error_mapping.mapped(context):
-            self._controller.loads.record(load_report(request))
+        self._controller.loads.record(load_report(request))
         return pb.ReportLoadResponse()
 
     async def PrepareMove(self, request: pb.PrepareMoveRequest, context: Any) -> pb.PrepareMoveResponse:
-        async with error_mapping.mapped(context):
-            timeout = min(request.timeout_ms / 1000, MAX_PREPARE_S)
-            await self._topics.prepare_move(TopicName.parse(request.topic), timeout=timeout)
+        timeout = min(request.timeout_ms / 1000, MAX_PREPARE_S)
+        await self._topics.prepare_move(TopicName.parse(request.topic), timeout=timeout)
         return pb.PrepareMoveResponse()
 
 

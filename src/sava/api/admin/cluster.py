@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sava
 from sava.api.admin.brokers import CONFIRM_S, unconfirmed
 from sava.api.messages import to_message
-from sava.api.metrics.storage import Disks
+from sava.api.metrics.broker import Disks
 from sava.cluster.records import Mode
 from sava.cluster.view import ClusterView
 from sava.config import Config
@@ -26,7 +26,6 @@ from sava.metadata.errors import InvalidRequest, Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.replica.replica import ReplicaStatus
 from sava.metadata.store import DEFAULT_TIMEOUT_S, OPERATION_TIMEOUT_S, ClusterOperations, MetadataStore
-from sava.peers import error_mapping
 from sava.peers.error_mapping import remaining
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
@@ -51,10 +50,9 @@ class ClusterService(rpc.ClusterServicer):
         self._operations = ClusterOperations(node)
 
     async def Init(self, request: pb.InitRequest, context: Any) -> pb.InitResponse:
-        async with error_mapping.mapped(context):
-            founded = await self._operations.init(
-                tuple(request.nodes), timeout=remaining(context, OPERATION_TIMEOUT_S)
-            )
+        founded = await self._operations.init(
+            tuple(request.nodes), timeout=remaining(context, OPERATION_TIMEOUT_S)
+        )
         return pb.InitResponse(
             already_initialized=founded.already,
             cluster_id=founded.cluster,
@@ -86,40 +84,35 @@ class ClusterService(rpc.ClusterServicer):
         return response
 
     async def AddNode(self, request: pb.AddNodeRequest, context: Any) -> pb.AddNodeResponse:
-        async with error_mapping.mapped(context):
-            added = await self._operations.add(request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S))
+        added = await self._operations.add(request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S))
         return pb.AddNodeResponse(node_id=added.node, raft_addr=added.address, already_member=added.already)
 
     async def PromoteNode(self, request: pb.PromoteNodeRequest, context: Any) -> pb.PromoteNodeResponse:
-        async with error_mapping.mapped(context):
-            node, already = await self._operations.promote(
-                NodeId(request.node_id), request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S)
-            )
+        node, already = await self._operations.promote(
+            NodeId(request.node_id), request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S)
+        )
         return pb.PromoteNodeResponse(node_id=node, already_voter=already)
 
     async def RemoveNode(self, request: pb.RemoveNodeRequest, context: Any) -> pb.RemoveNodeResponse:
-        async with error_mapping.mapped(context):
-            node = await self._operations.remove(
-                NodeId(request.node_id),
-                request.addr,
-                force=request.force,
-                check=partial(check_leaving, self._view),
-                timeout=remaining(context, OPERATION_TIMEOUT_S),
-            )
+        node = await self._operations.remove(
+            NodeId(request.node_id),
+            request.addr,
+            force=request.force,
+            check=partial(check_leaving, self._view),
+            timeout=remaining(context, OPERATION_TIMEOUT_S),
+        )
         return pb.RemoveNodeResponse(node_id=node)
 
     async def TransferLeader(
         self, request: pb.TransferLeaderRequest, context: Any
     ) -> pb.TransferLeaderResponse:
-        async with error_mapping.mapped(context):
-            leader = await self._operations.transfer(
-                NodeId(request.node_id), request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S)
-            )
+        leader = await self._operations.transfer(
+            NodeId(request.node_id), request.addr, timeout=remaining(context, OPERATION_TIMEOUT_S)
+        )
         return pb.TransferLeaderResponse(leader_id=leader)
 
     async def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotResponse:
-        async with error_mapping.mapped(context):
-            meta = await self._operations.snapshot(timeout=remaining(context, OPERATION_TIMEOUT_S))
+        meta = await self._operations.snapshot(timeout=remaining(context, OPERATION_TIMEOUT_S))
         return pb.SnapshotResponse(
             node_id=self._node.info().node, index=meta.index, term=meta.term, size=meta.size
         )
@@ -256,25 +249,23 @@ class MetaService(rpc.MetaServicer):
         self._store = store
 
     async def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
-        async with error_mapping.mapped(context):
-            kv = await self._store.get(
-                request.key,
-                linearizable=not request.local,
-                min_revision=request.min_revision,
-                timeout=remaining(context, DEFAULT_TIMEOUT_S),
-            )
+        kv = await self._store.get(
+            request.key,
+            linearizable=not request.local,
+            min_revision=request.min_revision,
+            timeout=remaining(context, DEFAULT_TIMEOUT_S),
+        )
         return pb.GetResponse(kv=key_value(kv), revision=self._store.local.revision)
 
     async def Range(self, request: pb.RangeRequest, context: Any) -> pb.RangeResponse:
-        async with error_mapping.mapped(context):
-            result = await self._store.range(
-                request.prefix,
-                limit=request.limit,
-                start_after=request.start_after,
-                linearizable=not request.local,
-                min_revision=request.min_revision,
-                timeout=remaining(context, DEFAULT_TIMEOUT_S),
-            )
+        result = await self._store.range(
+            request.prefix,
+            limit=request.limit,
+            start_after=request.start_after,
+            linearizable=not request.local,
+            min_revision=request.min_revision,
+            timeout=remaining(context, DEFAULT_TIMEOUT_S),
+        )
         return pb.RangeResponse(kvs=key_values(result.kvs), revision=result.revision, more=result.more)
 
     async def Put(self, request: pb.PutRequest, context: Any) -> pb.PutResponse:
@@ -286,48 +277,41 @@ class MetaService(rpc.MetaServicer):
                 c.Compare(request.key, c.Target.MOD_REVISION, c.Relation.EQUAL, request.if_mod_revision)
             )
         then = (c.Put(request.key, request.value, request.lease),)
-        async with error_mapping.mapped(context):
-            result = await self._store.txn(
-                conditions, then, (c.Get(request.key),), timeout=remaining(context, DEFAULT_TIMEOUT_S)
-            )
+        result = await self._store.txn(
+            conditions, then, (c.Get(request.key),), timeout=remaining(context, DEFAULT_TIMEOUT_S)
+        )
         outcome = result.results[0]
         prev = outcome.kv if isinstance(outcome, c.GetResult) else getattr(outcome, "prev", None)
         return pb.PutResponse(succeeded=result.succeeded, revision=result.revision, prev=key_value(prev))
 
     async def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:
         delete = self._store.delete_prefix if request.prefix else self._store.delete
-        async with error_mapping.mapped(context):
-            result = await delete(request.key, timeout=remaining(context, DEFAULT_TIMEOUT_S))
+        result = await delete(request.key, timeout=remaining(context, DEFAULT_TIMEOUT_S))
         (outcome,) = result.results
         assert isinstance(outcome, c.DeleteResult)
         return pb.DeleteResponse(revision=result.revision, prev=key_values(outcome.prev))
 
     async def Txn(self, request: pb.TxnRequest, context: Any) -> pb.TxnResponse:
-        async with error_mapping.mapped(context):
-            result = await self._store.txn(
-                [compare(message) for message in request.compare],
-                [operation(message) for message in request.then],
-                [operation(message) for message in request.otherwise],
-                timeout=remaining(context, DEFAULT_TIMEOUT_S),
-            )
+        result = await self._store.txn(
+            [compare(message) for message in request.compare],
+            [operation(message) for message in request.then],
+            [operation(message) for message in request.otherwise],
+            timeout=remaining(context, DEFAULT_TIMEOUT_S),
+        )
         results = [operation_result(outcome) for outcome in result.results]
         return pb.TxnResponse(succeeded=result.succeeded, revision=result.revision, results=results)
 
     async def AllocateId(self, request: pb.AllocateIdRequest, context: Any) -> pb.AllocateIdResponse:
-        async with error_mapping.mapped(context):
-            first = await self._store.allocate_id(
-                request.key, count=request.count or 1, timeout=remaining(context, DEFAULT_TIMEOUT_S)
-            )
+        first = await self._store.allocate_id(
+            request.key, count=request.count or 1, timeout=remaining(context, DEFAULT_TIMEOUT_S)
+        )
         return pb.AllocateIdResponse(first_id=first)
 
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
         """Flow control is gRPC's: while the reader does not read, ``yield`` waits, the watcher's bounded
         queue fills, and the watch ends with Compacted instead of growing."""
-        try:
-            established = self._store.local.revision
-            watch = self._store.watch(request.prefix, from_revision=request.from_revision)
-        except SavaError as error:
-            await error_mapping.abort_unless_elsewhere(context, error)
+        established = self._store.local.revision
+        watch = self._store.watch(request.prefix, from_revision=request.from_revision)
         try:
             first = request.from_revision - 1 if request.from_revision else established
             yield pb.WatchResponse(revision=first)
@@ -335,28 +319,19 @@ class MetaService(rpc.MetaServicer):
                 yield pb.WatchResponse(
                     revision=batch.revision, events=[event(change) for change in batch.events]
                 )
-        except SavaError as error:
-            await error_mapping.abort_unless_elsewhere(context, error)
         finally:
             watch.close()
 
     async def GrantLease(self, request: pb.GrantLeaseRequest, context: Any) -> pb.GrantLeaseResponse:
-        async with error_mapping.mapped(context):
-            lease = await self._store.grant_lease(
-                request.ttl_ms, timeout=remaining(context, DEFAULT_TIMEOUT_S)
-            )
+        lease = await self._store.grant_lease(request.ttl_ms, timeout=remaining(context, DEFAULT_TIMEOUT_S))
         return pb.GrantLeaseResponse(lease=lease)
 
     async def KeepAlive(self, request: pb.KeepAliveRequest, context: Any) -> pb.KeepAliveResponse:
-        async with error_mapping.mapped(context):
-            ttl_ms = await self._store.keep_alive(
-                request.lease, timeout=remaining(context, DEFAULT_TIMEOUT_S)
-            )
+        ttl_ms = await self._store.keep_alive(request.lease, timeout=remaining(context, DEFAULT_TIMEOUT_S))
         return pb.KeepAliveResponse(ttl_ms=ttl_ms)
 
     async def RevokeLease(self, request: pb.RevokeLeaseRequest, context: Any) -> pb.RevokeLeaseResponse:
-        async with error_mapping.mapped(context):
-            await self._store.revoke_lease(request.lease, timeout=remaining(context, DEFAULT_TIMEOUT_S))
+        await self._store.revoke_lease(request.lease, timeout=remaining(context, DEFAULT_TIMEOUT_S))
         return pb.RevokeLeaseResponse()
 
 

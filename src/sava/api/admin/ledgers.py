@@ -29,7 +29,6 @@ from sava.ledger.protocol import (
 )
 from sava.ledger.registry import LedgerRecords, LiveBrokers, Stored
 from sava.ledger.writer import LedgerWriter
-from sava.peers import error_mapping
 from sava.peers.forwarding import Forwarder, is_forwarded
 from sava.proto import ledgers_pb2 as pb
 from sava.proto import ledgers_pb2_grpc as rpc
@@ -61,32 +60,29 @@ class LedgersService(rpc.LedgersServicer):
         self._own = own
 
     async def ListLedgers(self, request: pb.ListLedgersRequest, context: Any) -> pb.ListLedgersResponse:
-        async with error_mapping.mapped(context):
-            found = await self._records.all()
-            ledgers = [self._describe(ledger, stored.record) for ledger, stored in found.items()]
-            listed = pb.ListLedgersResponse(ledgers=ledgers)
-            if any(each.status == BY_THE_LEADER for each in ledgers):
-                return await self._as_the_leader_tells(LIST, request, listed, context)
-            return listed
+        found = await self._records.all()
+        ledgers = [self._describe(ledger, stored.record) for ledger, stored in found.items()]
+        listed = pb.ListLedgersResponse(ledgers=ledgers)
+        if any(each.status == BY_THE_LEADER for each in ledgers):
+            return await self._as_the_leader_tells(LIST, request, listed, context)
+        return listed
 
     async def DescribeLedger(self, request: pb.DescribeLedgerRequest, context: Any) -> pb.Ledger:
-        async with error_mapping.mapped(context):
-            ledger, stored = _one_of(await self._records.of(request.broker_id), request)
-            described = self._describe(ledger, stored.record)
-            if stored.record.state is LedgerState.OPEN:
-                await self._add_positions(ledger, described)
-            if described.status == BY_THE_LEADER:
-                return await self._as_the_leader_tells(DESCRIBE, request, described, context)
-            return described
+        ledger, stored = _one_of(await self._records.of(request.broker_id), request)
+        described = self._describe(ledger, stored.record)
+        if stored.record.state is LedgerState.OPEN:
+            await self._add_positions(ledger, described)
+        if described.status == BY_THE_LEADER:
+            return await self._as_the_leader_tells(DESCRIBE, request, described, context)
+        return described
 
     async def RecoverLedger(self, request: pb.RecoverLedgerRequest, context: Any) -> pb.RecoverLedgerResponse:
-        async with error_mapping.mapped(context):
-            ledger = LedgerId(request.broker_id, request.incarnation)
-            if request.HasField("accepted"):
-                loss = _loss_of(request.accepted)
-                is_accepted = await self._losses.accept(ledger, loss)
-                return pb.RecoverLedgerResponse(loss=request.accepted, accepted=is_accepted)
-            return _told(await self._losses.report(ledger))
+        ledger = LedgerId(request.broker_id, request.incarnation)
+        if request.HasField("accepted"):
+            loss = _loss_of(request.accepted)
+            is_accepted = await self._losses.accept(ledger, loss)
+            return pb.RecoverLedgerResponse(loss=request.accepted, accepted=is_accepted)
+        return _told(await self._losses.report(ledger))
 
     # -- describing ----------------------------------------------------------------------------
 

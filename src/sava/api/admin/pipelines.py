@@ -20,7 +20,6 @@ from sava.cluster.pipelines import (
     Runner,
     RunnerRecord,
 )
-from sava.peers import error_mapping
 from sava.proto import pipelines_pb2 as pb
 from sava.proto import pipelines_pb2_grpc as rpc
 
@@ -33,57 +32,48 @@ class PipelinesService(rpc.PipelinesServicer):
 
     async def ApplyPipeline(self, request: pb.ApplyPipelineRequest, context: Any) -> pb.Pipeline:
         spec = request.spec
-        async with error_mapping.mapped(context):
-            if spec.made_by:
-                raise PipelineInvalid(
-                    f"pipeline {spec.name}: made_by is {spec.made_by}, and only policies make pipelines so"
-                )
-            applied = await self._pipelines.apply(
-                spec.name, spec.kind, _settings(spec), create_only=request.create_only
+        if spec.made_by:
+            raise PipelineInvalid(
+                f"pipeline {spec.name}: made_by is {spec.made_by}, and only policies make pipelines so"
             )
+        applied = await self._pipelines.apply(
+            spec.name, spec.kind, _settings(spec), create_only=request.create_only
+        )
         return _pipeline(applied)
 
     async def ListPipelines(self, request: pb.ListPipelinesRequest, context: Any) -> pb.ListPipelinesResponse:
-        async with error_mapping.mapped(context):
-            found = await self._pipelines.list()
+        found = await self._pipelines.list()
         return pb.ListPipelinesResponse(pipelines=map(_pipeline, found))
 
     async def PausePipeline(self, request: pb.PipelineName, context: Any) -> pb.Pipeline:
-        async with error_mapping.mapped(context):
-            return _pipeline(await self._pipelines.pause(request.name, is_paused=True))
+        return _pipeline(await self._pipelines.pause(request.name, is_paused=True))
 
     async def ResumePipeline(self, request: pb.PipelineName, context: Any) -> pb.Pipeline:
-        async with error_mapping.mapped(context):
-            return _pipeline(await self._pipelines.pause(request.name, is_paused=False))
+        return _pipeline(await self._pipelines.pause(request.name, is_paused=False))
 
     async def DeletePipeline(self, request: pb.PipelineName, context: Any) -> pb.DeletePipelineResponse:
-        async with error_mapping.mapped(context):
-            is_gone = await self._pipelines.delete(request.name)
+        is_gone = await self._pipelines.delete(request.name)
         return pb.DeletePipelineResponse(is_gone=is_gone)
 
     async def ListRunners(self, request: pb.ListRunnersRequest, context: Any) -> pb.ListRunnersResponse:
-        async with error_mapping.mapped(context):
-            found = await self._pipelines.runners()
+        found = await self._pipelines.runners()
         return pb.ListRunnersResponse(runners=map(_runner, found))
 
     # -- for runners ---------------------------------------------------------------------------
 
     async def JoinRunner(self, request: pb.JoinRunnerRequest, context: Any) -> pb.JoinRunnerResponse:
         record = RunnerRecord(kinds=tuple(request.kinds), only=tuple(request.only))
-        async with error_mapping.mapped(context):
-            joined = await self._pipelines.join(request.runner, record, ttl_ms=request.ttl_ms)
+        joined = await self._pipelines.join(request.runner, record, ttl_ms=request.ttl_ms)
         return pb.JoinRunnerResponse(
             lease=joined.lease, ttl_ms=joined.ttl_ms, runners=map(_runner, joined.runners)
         )
 
     async def LeaveRunner(self, request: pb.LeaveRunnerRequest, context: Any) -> pb.LeaveRunnerResponse:
-        async with error_mapping.mapped(context):
-            await self._pipelines.leave(request.runner)
+        await self._pipelines.leave(request.runner)
         return pb.LeaveRunnerResponse()
 
     async def ClaimPipeline(self, request: pb.ClaimPipelineRequest, context: Any) -> pb.ClaimPipelineResponse:
-        async with error_mapping.mapped(context):
-            claimed = await self._pipelines.claim(request.name, request.runner)
+        claimed = await self._pipelines.claim(request.name, request.runner)
         return pb.ClaimPipelineResponse(
             is_granted=claimed.is_granted, claim=claimed.number, holder=claimed.holder
         )
@@ -91,18 +81,16 @@ class PipelinesService(rpc.PipelinesServicer):
     async def ReportPipeline(
         self, request: pb.ReportPipelineRequest, context: Any
     ) -> pb.ReportPipelineResponse:
-        async with error_mapping.mapped(context):
-            reported = await self._pipelines.report(
-                request.name, request.runner, request.claim, _status_of(request.status)
-            )
+        reported = await self._pipelines.report(
+            request.name, request.runner, request.claim, _status_of(request.status)
+        )
         return to_message(pb.ReportPipelineResponse, reported)
 
     async def ReleasePipeline(
         self, request: pb.ReleasePipelineRequest, context: Any
     ) -> pb.ReleasePipelineResponse:
-        async with error_mapping.mapped(context):
-            status = _status_of(request.status)
-            await self._pipelines.release(request.name, request.runner, request.claim, status)
+        status = _status_of(request.status)
+        await self._pipelines.release(request.name, request.runner, request.claim, status)
         return pb.ReleasePipelineResponse()
 
 

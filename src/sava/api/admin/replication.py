@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 from sava.api.messages import from_message, to_message
-from sava.peers import error_mapping
 from sava.proto import replication_pb2 as pb
 from sava.proto import replication_pb2_grpc as rpc
 from sava.replication.control import Control, Difference
@@ -30,24 +29,20 @@ class ReplicationService(rpc.ReplicationServicer):
     # -- remotes -----------------------------------------------------------------------------
 
     async def AddRemote(self, request: pb.Remote, context: Any) -> pb.AddRemoteResponse:
-        async with error_mapping.mapped(context):
-            added = await self._control.remotes.add(request.name, remote_record(request))
+        added = await self._control.remotes.add(request.name, remote_record(request))
         return pb.AddRemoteResponse(remote=remote_message(request.name, added, with_token=False))
 
     async def ListRemotes(self, request: pb.ListRemotesRequest, context: Any) -> pb.ListRemotesResponse:
-        async with error_mapping.mapped(context):
-            found = await self._control.remotes.list()
+        found = await self._control.remotes.list()
         remotes = [remote_message(name, record, with_token=False) for name, record in sorted(found.items())]
         return pb.ListRemotesResponse(remotes=remotes)
 
     async def RemoveRemote(self, request: pb.RemoveRemoteRequest, context: Any) -> pb.RemoveRemoteResponse:
-        async with error_mapping.mapped(context):
-            await self._control.remove_remote(request.name)
+        await self._control.remove_remote(request.name)
         return pb.RemoveRemoteResponse()
 
     async def TestRemote(self, request: pb.TestRemoteRequest, context: Any) -> pb.TestRemoteResponse:
-        async with error_mapping.mapped(context):
-            tested = await self._control.test_remote(request.name)
+        tested = await self._control.test_remote(request.name)
         response = pb.TestRemoteResponse(
             is_reachable=tested.identity is not None,
             error=tested.error,
@@ -64,13 +59,12 @@ class ReplicationService(rpc.ReplicationServicer):
     async def SetReplication(
         self, request: pb.SetReplicationRequest, context: Any
     ) -> pb.SetReplicationResponse:
-        async with error_mapping.mapped(context):
-            compared = await self._control.set(
-                Scope.parse(request.scope),
-                policy_record(request.policy),
-                skip_checks=request.skip_checks,
-                dry_run=request.dry_run,
-            )
+        compared = await self._control.set(
+            Scope.parse(request.scope),
+            policy_record(request.policy),
+            skip_checks=request.skip_checks,
+            dry_run=request.dry_run,
+        )
         return pb.SetReplicationResponse(
             is_set=compared.is_set,
             remotes=[
@@ -82,8 +76,7 @@ class ReplicationService(rpc.ReplicationServicer):
     async def GetReplication(
         self, request: pb.GetReplicationRequest, context: Any
     ) -> pb.GetReplicationResponse:
-        async with error_mapping.mapped(context):
-            held = await self._control.get(Scope.parse(request.scope))
+        held = await self._control.get(Scope.parse(request.scope))
         if held is None:
             return pb.GetReplicationResponse()
         return pb.GetReplicationResponse(policy=policy_message(held.policy), from_scope=str(held.scope))
@@ -91,8 +84,7 @@ class ReplicationService(rpc.ReplicationServicer):
     async def ClearReplication(
         self, request: pb.ClearReplicationRequest, context: Any
     ) -> pb.ClearReplicationResponse:
-        async with error_mapping.mapped(context):
-            await self._control.clear(Scope.parse(request.scope))
+        await self._control.clear(Scope.parse(request.scope))
         return pb.ClearReplicationResponse()
 
     # -- links -------------------------------------------------------------------------------
@@ -100,40 +92,36 @@ class ReplicationService(rpc.ReplicationServicer):
     async def GetReplicationStatus(
         self, request: pb.GetReplicationStatusRequest, context: Any
     ) -> pb.ReplicationStatus:
-        async with error_mapping.mapped(context):
-            found = self._control.status(topic=request.topic, remote=request.remote)
-            return pb.ReplicationStatus(topics=[self._status(each) for each in found])
+        found = self._control.status(topic=request.topic, remote=request.remote)
+        return pb.ReplicationStatus(topics=[self._status(each) for each in found])
 
     def _status(self, status: TopicStatus) -> pb.LinkTopic:
         return topic_status_message(status, self._control.schema_subject(status.topic.name.topic))
 
     async def GetLink(self, request: pb.GetLinkRequest, context: Any) -> pb.Link:
-        async with error_mapping.mapped(context):
-            link = self._control.link(request.remote)
-            own, settings = self._control.remotes.own(), self._control.settings
-            return pb.Link(
-                remote=remote_message(request.remote, link.remote, with_token=True),
-                cluster_name=own.cluster_name,
-                cluster_id=own.cluster_id,
-                may_create=settings.may_create,
-                mismatch_policy=settings.mismatch.value,
-                topics=[
-                    link_topic_message(topic, report, self._control.schema_subject(topic.name.topic))
-                    for topic, report in link.topics
-                ],
-            )
+        link = self._control.link(request.remote)
+        own, settings = self._control.remotes.own(), self._control.settings
+        return pb.Link(
+            remote=remote_message(request.remote, link.remote, with_token=True),
+            cluster_name=own.cluster_name,
+            cluster_id=own.cluster_id,
+            may_create=settings.may_create,
+            mismatch_policy=settings.mismatch.value,
+            topics=[
+                link_topic_message(topic, report, self._control.schema_subject(topic.name.topic))
+                for topic, report in link.topics
+            ],
+        )
 
     async def ReportLink(self, request: pb.ReportLinkRequest, context: Any) -> pb.ReportLinkResponse:
-        async with error_mapping.mapped(context):
-            told = {TopicName.parse(each.topic): report_of(each) for each in request.topics}
-            await self._control.report(request.remote, request.runner, told)
+        told = {TopicName.parse(each.topic): report_of(each) for each in request.topics}
+        await self._control.report(request.remote, request.runner, told)
         return pb.ReportLinkResponse()
 
     async def RecreateRemoteTopic(
         self, request: pb.RecreateRemoteTopicRequest, context: Any
     ) -> pb.RecreateRemoteTopicResponse:
-        async with error_mapping.mapped(context):
-            await self._control.recreate(TopicName.parse(request.topic), request.remote)
+        await self._control.recreate(TopicName.parse(request.topic), request.remote)
         return pb.RecreateRemoteTopicResponse()
 
 

@@ -54,41 +54,36 @@ class NamespacesService(rpc.NamespacesServicer):
     async def CreateNamespace(
         self, request: pb.CreateNamespaceRequest, context: Any
     ) -> pb.CreateNamespaceResponse:
-        async with error_mapping.mapped(context):
-            try:
-                await self._namespaces.create(request.namespace, describe.policy_from(request.policy))
-            except NamespaceExists:
-                return pb.CreateNamespaceResponse(already_existed=True)
+        try:
+            await self._namespaces.create(request.namespace, describe.policy_from(request.policy))
+        except NamespaceExists:
+            return pb.CreateNamespaceResponse(already_existed=True)
         return pb.CreateNamespaceResponse()
 
     async def ListNamespaces(
         self, request: pb.ListNamespacesRequest, context: Any
     ) -> pb.ListNamespacesResponse:
-        async with error_mapping.mapped(context):
-            return pb.ListNamespacesResponse(namespaces=await self._namespaces.list())
+        return pb.ListNamespacesResponse(namespaces=await self._namespaces.list())
 
     async def DescribeNamespace(
         self, request: pb.DescribeNamespaceRequest, context: Any
     ) -> pb.NamespaceDescription:
-        async with error_mapping.mapped(context):
-            return await self._describe(check_name(request.namespace, "namespace"))
+        return await self._describe(check_name(request.namespace, "namespace"))
 
     async def SetNamespacePolicy(
         self, request: pb.SetNamespacePolicyRequest, context: Any
     ) -> pb.NamespaceDescription:
-        async with error_mapping.mapped(context):
-            namespace = check_name(request.namespace, "namespace")
-            await self._namespaces.change_policy(
-                namespace, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
-            )
-            with error_mapping.after_change(f"the policy of namespace {namespace} is changed"):
-                return await self._describe(namespace)
+        namespace = check_name(request.namespace, "namespace")
+        await self._namespaces.change_policy(
+            namespace, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
+        )
+        with error_mapping.after_change(f"the policy of namespace {namespace} is changed"):
+            return await self._describe(namespace)
 
     async def DeleteNamespace(
         self, request: pb.DeleteNamespaceRequest, context: Any
     ) -> pb.DeleteNamespaceResponse:
-        async with error_mapping.mapped(context):
-            await self._namespaces.delete(request.namespace)
+        await self._namespaces.delete(request.namespace)
         return pb.DeleteNamespaceResponse()
 
     async def _describe(self, namespace: str) -> pb.NamespaceDescription:
@@ -112,21 +107,20 @@ class TopicsService(rpc.TopicsServicer):
         self._schemas = TopicSchemas(store)
 
     async def CreateTopic(self, request: pb.CreateTopicRequest, context: Any) -> pb.TopicDescription:
-        async with error_mapping.mapped(context):
-            name = TopicName.parse(request.name)
-            try:
-                await self._topics.create(
-                    name,
-                    reliable=request.reliable,
-                    partitions=request.partitions,
-                    schema_subject=request.schema_subject,
-                )
-            except TopicExists:
-                if not request.if_absent:
-                    raise
-                await self._check_same(name, request)
-            with error_mapping.after_change(f"topic {name} exists now"):
-                return await self._describe_new(name)
+        name = TopicName.parse(request.name)
+        try:
+            await self._topics.create(
+                name,
+                reliable=request.reliable,
+                partitions=request.partitions,
+                schema_subject=request.schema_subject,
+            )
+        except TopicExists:
+            if not request.if_absent:
+                raise
+            await self._check_same(name, request)
+        with error_mapping.after_change(f"topic {name} exists now"):
+            return await self._describe_new(name)
 
     async def _check_same(self, name: TopicName, request: pb.CreateTopicRequest) -> None:
         """Raises TopicMismatch unless the topic that exists is what was to be created."""
@@ -142,10 +136,9 @@ class TopicsService(rpc.TopicsServicer):
             )
 
     async def ListTopics(self, request: pb.ListTopicsRequest, context: Any) -> pb.ListTopicsResponse:
-        async with error_mapping.mapped(context):
-            if request.namespace:
-                await self._topics.namespaces.policy(check_name(request.namespace, "namespace"))
-            topics = await self._registry.list(request.namespace or None)
+        if request.namespace:
+            await self._topics.namespaces.policy(check_name(request.namespace, "namespace"))
+        topics = await self._registry.list(request.namespace or None)
         response = pb.ListTopicsResponse()
         for name in sorted(topics, key=lambda name: name.partition_of or (name, -1)):
             spec, part = topics[name], _part_of(name, topics)
@@ -163,41 +156,36 @@ class TopicsService(rpc.TopicsServicer):
 
     async def DescribeTopic(self, request: pb.DescribeTopicRequest, context: Any) -> pb.TopicDescription:
         """Asked by another broker it answers only for what it has itself, or what no broker has."""
-        async with error_mapping.mapped(context):
-            name = TopicName.parse(request.name)
-            if forwarding.is_forwarded(context) and not await self._parts.is_partitioned(name):
-                return await self._complete(name, await self._parts.here(name))
-            return await self._describe(name)
+        name = TopicName.parse(request.name)
+        if forwarding.is_forwarded(context) and not await self._parts.is_partitioned(name):
+            return await self._complete(name, await self._parts.here(name))
+        return await self._describe(name)
 
     async def DeleteTopic(self, request: pb.DeleteTopicRequest, context: Any) -> pb.DeleteTopicResponse:
-        async with error_mapping.mapped(context):
-            await self._topics.delete(TopicName.parse(request.name))
+        await self._topics.delete(TopicName.parse(request.name))
         return pb.DeleteTopicResponse()
 
     async def GrowTopic(self, request: pb.GrowTopicRequest, context: Any) -> pb.TopicDescription:
-        async with error_mapping.mapped(context):
-            name = TopicName.parse(request.name)
-            await self._registry.grow(name, request.partitions)
-            with error_mapping.after_change(f"topic {name} has {request.partitions} partitions now"):
-                return await self._describe_new(name)
+        name = TopicName.parse(request.name)
+        await self._registry.grow(name, request.partitions)
+        with error_mapping.after_change(f"topic {name} has {request.partitions} partitions now"):
+            return await self._describe_new(name)
 
     async def SetTopicPolicy(self, request: pb.SetTopicPolicyRequest, context: Any) -> pb.TopicDescription:
-        async with error_mapping.mapped(context):
-            name = TopicName.parse(request.name)
-            await self._registry.change_policy(
-                name, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
-            )
-            with error_mapping.after_change(f"the policy of topic {name} is changed"):
-                return await self._describe(name)
+        name = TopicName.parse(request.name)
+        await self._registry.change_policy(
+            name, lambda policy: describe.changed_policy(policy, request.policy, request.clear)
+        )
+        with error_mapping.after_change(f"the policy of topic {name} is changed"):
+            return await self._describe(name)
 
     async def UnloadTopic(self, request: pb.UnloadTopicRequest, context: Any) -> AsyncIterator[pb.TopicMove]:
-        async with error_mapping.mapped(context):
-            moves = self._unloading.unload(
-                TopicName.parse(request.name), target=request.to_broker_id, timeout_ms=request.timeout_ms
-            )
-            async with aclosing(moves):
-                async for move in moves:
-                    yield move
+        moves = self._unloading.unload(
+            TopicName.parse(request.name), target=request.to_broker_id, timeout_ms=request.timeout_ms
+        )
+        async with aclosing(moves):
+            async for move in moves:
+                yield move
 
     async def _describe_new(self, name: TopicName) -> pb.TopicDescription:
         await self._parts.settle(await self._parts.names(name))
@@ -345,85 +333,80 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
     async def CreateSubscription(
         self, request: pb.CreateSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with error_mapping.mapped(context):
-            name, subscription = (
-                TopicName.parse(request.topic),
-                check_name(request.subscription, "subscription"),
-            )
-            start = describe.position(request.start)
-            if is_replication_slot(subscription) and is_forwarded(context):  # the leader's, who makes them
-                topic = await self._parts.topics.get(name)
-                await topic.pin(subscription, start)
-                return describe.subscription_description(topic, subscription)
-            check_unreserved(subscription)
-            if not await self._parts.is_partitioned(name):
-                return await _create(await self._parts.topics.get(name), request)
-            _check_anywhere(name, start)
-            missing = [
-                TopicName.parse(described.name)
-                for described in await self._parts.describe(await self._parts.names(name))
-                if subscription not in describe.subscription_names(described)
-            ]
-            if not missing:
-                raise SubscriptionExists(f"topic {name} has a subscription {subscription} already")
-            await self._parts.on_each(
-                missing, f"{SERVICE}CreateSubscription", request, pb.SubscriptionDescription, _create
-            )
-            with error_mapping.after_change(f"subscription {subscription} of topic {name} exists now"):
-                return await self._describe(name, subscription)
+        name, subscription = (
+            TopicName.parse(request.topic),
+            check_name(request.subscription, "subscription"),
+        )
+        start = describe.position(request.start)
+        if is_replication_slot(subscription) and is_forwarded(context):  # the leader's, who makes them
+            topic = await self._parts.topics.get(name)
+            await topic.pin(subscription, start)
+            return describe.subscription_description(topic, subscription)
+        check_unreserved(subscription)
+        if not await self._parts.is_partitioned(name):
+            return await _create(await self._parts.topics.get(name), request)
+        _check_anywhere(name, start)
+        missing = [
+            TopicName.parse(described.name)
+            for described in await self._parts.describe(await self._parts.names(name))
+            if subscription not in describe.subscription_names(described)
+        ]
+        if not missing:
+            raise SubscriptionExists(f"topic {name} has a subscription {subscription} already")
+        await self._parts.on_each(
+            missing, f"{SERVICE}CreateSubscription", request, pb.SubscriptionDescription, _create
+        )
+        with error_mapping.after_change(f"subscription {subscription} of topic {name} exists now"):
+            return await self._describe(name, subscription)
 
     async def DescribeSubscription(
         self, request: pb.DescribeSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with error_mapping.mapped(context):
-            name = TopicName.parse(request.topic)
-            if await self._parts.is_partitioned(name):
-                return await self._describe(name, request.subscription)
-            return describe.find_subscription(name, [await self._parts.here(name)], request.subscription)[0]
+        name = TopicName.parse(request.topic)
+        if await self._parts.is_partitioned(name):
+            return await self._describe(name, request.subscription)
+        return describe.find_subscription(name, [await self._parts.here(name)], request.subscription)[0]
 
     async def DeleteSubscription(
         self, request: pb.DeleteSubscriptionRequest, context: Any
     ) -> pb.DeleteSubscriptionResponse:
-        async with error_mapping.mapped(context):
-            if is_replication_slot(request.subscription) and is_forwarded(context):
-                topic = await self._parts.topics.get(TopicName.parse(request.topic))
-                await topic.unpin(request.subscription)
-                return pb.DeleteSubscriptionResponse()
-            check_unreserved(request.subscription)
-            await self._parts.on_subscription(
-                f"{SERVICE}DeleteSubscription", request, pb.DeleteSubscriptionResponse, _delete
-            )
+        if is_replication_slot(request.subscription) and is_forwarded(context):
+            topic = await self._parts.topics.get(TopicName.parse(request.topic))
+            await topic.unpin(request.subscription)
+            return pb.DeleteSubscriptionResponse()
+        check_unreserved(request.subscription)
+        await self._parts.on_subscription(
+            f"{SERVICE}DeleteSubscription", request, pb.DeleteSubscriptionResponse, _delete
+        )
         return pb.DeleteSubscriptionResponse()
 
     async def SeekSubscription(
         self, request: pb.SeekSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with error_mapping.mapped(context):
-            name, position = TopicName.parse(request.topic), describe.position(request.position)
-            if is_replication_slot(request.subscription) and is_forwarded(context):  # the leader's: only back
-                topic = await self._parts.topics.get(name)
-                await topic.rewind(request.subscription, position)
-                return describe.subscription_description(topic, request.subscription)
-            check_unreserved(request.subscription)
-            if await self._parts.is_partitioned(name):
-                _check_anywhere(name, position)
-            parts = await self._parts.on_subscription(
-                f"{SERVICE}SeekSubscription", request, pb.SubscriptionDescription, _seek
-            )
-            with error_mapping.after_change(f"subscription {request.subscription} of topic {name} was moved"):
-                return await self._together(name, parts)
+        name, position = TopicName.parse(request.topic), describe.position(request.position)
+        if is_replication_slot(request.subscription) and is_forwarded(context):  # the leader's: only back
+            topic = await self._parts.topics.get(name)
+            await topic.rewind(request.subscription, position)
+            return describe.subscription_description(topic, request.subscription)
+        check_unreserved(request.subscription)
+        if await self._parts.is_partitioned(name):
+            _check_anywhere(name, position)
+        parts = await self._parts.on_subscription(
+            f"{SERVICE}SeekSubscription", request, pb.SubscriptionDescription, _seek
+        )
+        with error_mapping.after_change(f"subscription {request.subscription} of topic {name} was moved"):
+            return await self._together(name, parts)
 
     async def ConfigureSubscription(
         self, request: pb.ConfigureSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
-        async with error_mapping.mapped(context):
-            parts = await self._parts.on_subscription(
-                f"{SERVICE}ConfigureSubscription", request, pb.SubscriptionDescription, _configure
-            )
-            with error_mapping.after_change(
-                f"subscription {request.subscription} of topic {request.topic} is configured"
-            ):
-                return await self._together(TopicName.parse(request.topic), parts)
+        parts = await self._parts.on_subscription(
+            f"{SERVICE}ConfigureSubscription", request, pb.SubscriptionDescription, _configure
+        )
+        with error_mapping.after_change(
+            f"subscription {request.subscription} of topic {request.topic} is configured"
+        ):
+            return await self._together(TopicName.parse(request.topic), parts)
 
     async def _describe(self, name: TopicName, subscription: str) -> pb.SubscriptionDescription:
         """Of a partitioned topic."""

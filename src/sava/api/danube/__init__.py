@@ -3,7 +3,7 @@
 * ``producers``: creating producers, sending messages; ``consumers``: subscribing, receiving, acks;
 * ``lookup``: where a topic is served, whether a client may continue, the segments of a topic;
 * ``schemas``: the schema registry, on both ports;
-* ``admin``, ``admin_topics``: brokers, cluster, security; namespaces and topics; on the admin port;
+* ``admin``: brokers, cluster, security, namespaces and topics; on the admin port;
 * ``wire``: which error is which status, and messages on the wire and in store;
 * ``metrics``: what Danube's tools ask Prometheus for.
 
@@ -21,8 +21,7 @@ from sava.api.admin.brokers import Brokers
 from sava.api.admin.descriptions import Partitions
 from sava.api.admin.topics import Unloading
 from sava.api.danube import wire
-from sava.api.danube.admin import BrokerAdmin, ClusterAdmin, SecurityAdmin
-from sava.api.danube.admin_topics import NamespaceAdmin, TopicAdmin
+from sava.api.danube.admin import BrokerAdmin, ClusterAdmin, NamespaceAdmin, SecurityAdmin, TopicAdmin
 from sava.api.danube.consumers import ConsumerService, ConsumerSessions
 from sava.api.danube.lookup import DiscoveryService, HealthService, StorageService
 from sava.api.danube.metrics import SendStats

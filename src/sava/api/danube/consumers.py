@@ -73,9 +73,7 @@ from sava.api.danube.wire import (
     MAX_PAYLOAD_BYTES,
     Composer,
     answer,
-    refuse,
     required,
-    told,
     topic_name,
 )
 from sava.cluster.view import NotServed
@@ -114,7 +112,6 @@ class ConsumerService(rpc.ConsumerServiceServicer):
         self._forwarder = forwarder
         self._broker_url = broker_url
 
-    @told
     async def Subscribe(self, request: pb.ConsumerRequest, context: Any) -> pb.ConsumerResponse:
         options = subscribe_options(
             required(request.subscription, "subscription"),
@@ -150,16 +147,12 @@ class ConsumerService(rpc.ConsumerServiceServicer):
             await answer(context, error)
 
     async def Ack(self, request: pb.AckRequest, context: Any) -> pb.AckResponse:
-        try:
-            topic = await self._load(request)
-            offset = request.msg_id.topic_offset
-            topic.ack(request.subscription_name, ((offset, offset + 1),))
-            self._sessions.answered(topic.name, request.subscription_name, offset)
-        except SavaError as error:
-            await refuse(context, error)
+        topic = await self._load(request)
+        offset = request.msg_id.topic_offset
+        topic.ack(request.subscription_name, ((offset, offset + 1),))
+        self._sessions.answered(topic.name, request.subscription_name, offset)
         return pb.AckResponse(request_id=request.request_id)
 
-    @told
     async def Nack(self, request: pb.NackRequest, context: Any) -> pb.NackResponse:
         topic = await self._load(request)
         offset = request.msg_id.topic_offset

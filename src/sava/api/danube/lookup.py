@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from sava.api.danube.consumers import ConsumerSessions
 from sava.api.danube.producers import DanubeProducers
-from sava.api.danube.wire import told, topic_name
+from sava.api.danube.wire import topic_name
 from sava.errors import SavaError
 from sava.peers.forwarding import Forwarder, is_forwarded
 from sava.proto import danube_api_pb2 as pb
@@ -39,7 +39,6 @@ class DiscoveryService(rpc.DiscoveryServicer):
         self._registry = registry
         self._broker_url = broker_url
 
-    @told
     async def TopicLookup(self, request: pb.TopicLookupRequest, context: Any) -> pb.TopicLookupResponse:
         name = topic_name(request.topic)
         if await self._registry.get(name) is None:
@@ -51,7 +50,6 @@ class DiscoveryService(rpc.DiscoveryServicer):
             broker_url=self._broker_url,
         )
 
-    @told
     async def TopicPartitions(
         self, request: pb.TopicLookupRequest, context: Any
     ) -> pb.TopicPartitionsResponse:
@@ -77,7 +75,6 @@ class HealthService(rpc.HealthCheckServicer):
         self._sessions = sessions
         self._forwarder = forwarder
 
-    @told
     async def HealthCheck(self, request: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
         try:
             is_known = await self._is_known(request)
@@ -124,7 +121,6 @@ class StorageService(rpc.StorageServiceServicer):
     def __init__(self, topics: ServedTopics) -> None:
         self._topics = topics
 
-    @told
     async def ListSegmentDescriptors(
         self, request: pb.ListSegmentDescriptorsRequest, context: Any
     ) -> pb.ListSegmentDescriptorsResponse:

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from sava.api.metrics import Family, counters, gauges
 from sava.api.metrics.topics import Figures, subscription_figures
 from sava.cluster.controller import Controller
 from sava.storage.source_positions import is_replication_slot
@@ -34,7 +35,6 @@ QUANTILES: Final = (0.5, 0.95, 0.99)
 PART: Final = 50
 """Topics that are read before the page's writer lets others use the event loop."""
 
-_BROKER: Final = ("broker",)
 _TOPIC: Final = ("broker", "topic")
 _SUBSCRIPTION: Final = ("broker", "topic", "subscription")
 
@@ -67,7 +67,7 @@ class SendStats:
     topics that this broker serves, because ``keep`` forgets all others at each scrape."""
 
     def __init__(self) -> None:
-        self._by_topic: dict[TopicName, _Sent] = {}
+        self.by_topic: dict[TopicName, _Sent] = {}
 
     def stored(self, topic: TopicName, seconds: float) -> None:
         self._of(topic).add(seconds * 1000)
@@ -75,17 +75,14 @@ class SendStats:
     def failed(self, topic: TopicName, code: str) -> None:
         self._of(topic).failed[code] += 1
 
-    def get(self, topic: TopicName) -> _Sent | None:
-        return self._by_topic.get(topic)
-
     def keep(self, served: Iterable[TopicName]) -> None:
-        for gone in self._by_topic.keys() - set(served):
-            del self._by_topic[gone]
+        for gone in self.by_topic.keys() - set(served):
+            del self.by_topic[gone]
 
     def _of(self, topic: TopicName) -> _Sent:
-        sent = self._by_topic.get(topic)
+        sent = self.by_topic.get(topic)
         if sent is None:
-            sent = self._by_topic[topic] = _Sent()
+            sent = self.by_topic[topic] = _Sent()
         return sent
 
 
@@ -111,38 +108,43 @@ class DanubeCollector(Collector):
             yield self._latencies(part)
 
     def _of_broker(self) -> Iterable[Metric]:
-        is_leading, labels = self._controller.is_leading, (self._broker,)
-        owned = GaugeMetricFamily(
-            "danube_broker_topics_owned", "Topics that this broker serves.", labels=_BROKER
+        controller, broker = self._controller, self._broker
+
+        def here(value: float) -> list[tuple[str, float]]:
+            return [(broker, value)]
+
+        yield gauges(
+            "danube_broker_topics_owned",
+            "Topics that this broker serves.",
+            "broker",
+            here(len(self._topics.loaded)),
         )
-        owned.add_metric(labels, len(self._topics.loaded))
-        leads = GaugeMetricFamily(
-            "danube_leader_election_state", "1 while this broker leads, 0 while it follows.", labels=_BROKER
+        yield gauges(
+            "danube_leader_election_state",
+            "1 while this broker leads, 0 while it follows.",
+            "broker",
+            here(controller.is_leading),
         )
-        leads.add_metric(labels, float(is_leading))
-        calls = CounterMetricFamily("danube_broker_rpc", "Calls that this broker answered.", labels=_BROKER)
-        calls.add_metric(labels, self._calls())
-        assigned = CounterMetricFamily(
+        yield counters("danube_broker_rpc", "Calls that this broker answered.", "broker", here(self._calls()))
+        yield counters(
             "danube_broker_assignments",
             "Topics that this broker assigned as the leader.",
-            labels=_BROKER,
+            "broker",
+            here(controller.assignments),
         )
-        assigned.add_metric(labels, self._controller.assignments)
-        imbalance = GaugeMetricFamily(
+        yield gauges(
             "danube_cluster_imbalance_cv",
             "Coefficient of variation of the brokers' loads; the leader has it.",
-            labels=_BROKER,
+            "broker",
+            here(controller.imbalance) if controller.is_leading else (),
         )
-        if is_leading:
-            imbalance.add_metric(labels, self._controller.imbalance)
-        return owned, leads, calls, assigned, imbalance
 
     def _of_topics(self, topics: list[tuple[TopicName, Topic]]) -> Iterable[Metric]:
         families = {name: _family(name, text, _TOPIC) for name, text in _OF_TOPIC.items()}
-        sends = CounterMetricFamily(
+        sends = counters(
             "danube_producer_send",
             "Messages that came through Danube's protocol, by what became of them.",
-            labels=(*_TOPIC, "result", "error_code"),
+            (*_TOPIC, "result", "error_code"),
         )
         sizes = Metric("danube_topic_message_size_bytes", "Sizes of published messages.", "summary")
         for name, topic in topics:
@@ -170,7 +172,7 @@ class DanubeCollector(Collector):
             named = dict(zip(_TOPIC, labels, strict=True))
             sizes.add_sample("danube_topic_message_size_bytes_sum", named, size)
             sizes.add_sample("danube_topic_message_size_bytes_count", named, messages)
-            sent = self._sends.get(name)
+            sent = self._sends.by_topic.get(name)
             if sent is not None:
                 sends.add_metric((*labels, "ok", ""), sent.count)
                 for code, count in sent.failed.items():
@@ -189,7 +191,7 @@ class DanubeCollector(Collector):
         name = "danube_producer_send_latency_ms"
         family = Metric(name, "How long SendMessage took, in ms, over the last messages.", "summary")
         for topic, _ in topics:
-            sent = self._sends.get(topic)
+            sent = self._sends.by_topic.get(topic)
             if sent is not None and sent.count:
                 labels = {"broker": self._broker, "topic": str(topic)}
                 for quantile, ms in sent.quantiles():
@@ -221,12 +223,12 @@ _OF_SUBSCRIPTION: Final = {
 }
 
 
-def _family(name: str, text: str, labels: tuple[str, ...]) -> GaugeMetricFamily | CounterMetricFamily:
+def _family(name: str, text: str, labels: tuple[str, ...]) -> Family:
     if name == "danube_cloud_upload_objects":
         labels = (*labels, "result")
     if any(mark in name for mark in _GAUGES):
-        return GaugeMetricFamily(name, text, labels=labels)
-    return CounterMetricFamily(name, text, labels=labels)
+        return gauges(name, text, labels)
+    return counters(name, text, labels)
 
 
 def _shown(topic: Topic) -> list[AnySubscription]:

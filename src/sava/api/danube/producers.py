@@ -13,8 +13,6 @@ no longer counts for limits or exclusive access, and its next message registers 
 
 Calls for topics of other brokers are theirs to answer (``forwarding``). Which producers those are is
 remembered, as far as there is room: their health is asked for by id alone.
-
-``SendMessage`` handles its errors itself instead of through ``codes.told``: it is made for every message.
 """
 
 # ruff: noqa: N802 (gRPC names the methods)
@@ -28,9 +26,7 @@ from typing import Any, Final
 from sava.api.danube.metrics import SendStats
 from sava.api.danube.wire import (
     message_from,
-    refuse,
     required,
-    told,
     topic_name,
 )
 from sava.errors import RetryableError, SavaError
@@ -130,7 +126,6 @@ class ProducerService(rpc.ProducerServiceServicer):
         self._schemas = schemas
         self._sends = sends
 
-    @told
     async def CreateProducer(self, request: pb.ProducerRequest, context: Any) -> pb.ProducerResponse:
         name = required(request.producer_name, "producer_name")
         subject = ""
@@ -156,7 +151,7 @@ class ProducerService(rpc.ProducerServiceServicer):
         except SavaError as error:
             if producer is not None and not isinstance(error, error_mapping.ELSEWHERE):
                 self._sends.failed(producer.topic, error_mapping.code_of(error))
-            await refuse(context, error)
+            raise
         self._sends.stored(producer.topic, perf_counter() - began)
         return pb.MessageResponse(request_id=request.request_id)
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from sava.api.danube.wire import required, told, topic_name
+from sava.api.danube.wire import required, topic_name
 from sava.proto import danube_schema_pb2 as pb
 from sava.proto import danube_schema_pb2_grpc as rpc
 from sava.schemas.errors import VersionInUse
@@ -34,8 +34,6 @@ class SchemaService(rpc.SchemaRegistryServicer):
         self._topic_schemas = topic_schemas
 
     # -- subjects and versions -------------------------------------------------------------------
-
-    @told
     async def RegisterSchema(
         self, request: pb.RegisterSchemaRequest, context: Any
     ) -> pb.RegisterSchemaResponse:
@@ -54,16 +52,13 @@ class SchemaService(rpc.SchemaRegistryServicer):
             fingerprint=registered.fingerprint,
         )
 
-    @told
     async def GetSchema(self, request: pb.GetSchemaRequest, context: Any) -> pb.GetSchemaResponse:
         version = request.version if request.HasField("version") else None
         return _schema(await self._schemas.get(request.schema_id, version))
 
-    @told
     async def GetLatestSchema(self, request: pb.GetLatestSchemaRequest, context: Any) -> pb.GetSchemaResponse:
         return _schema(await self._schemas.latest(required(request.subject, "subject")))
 
-    @told
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Any) -> pb.ListVersionsResponse:
         versions = await self._schemas.versions(required(request.subject, "subject"))
         return pb.ListVersionsResponse(
@@ -80,7 +75,6 @@ class SchemaService(rpc.SchemaRegistryServicer):
             ]
         )
 
-    @told
     async def ListSubjects(self, request: pb.ListSubjectsRequest, context: Any) -> pb.ListSubjectsResponse:
         return pb.ListSubjectsResponse(
             subjects=[
@@ -96,7 +90,6 @@ class SchemaService(rpc.SchemaRegistryServicer):
             ]
         )
 
-    @told
     async def CheckCompatibility(
         self, request: pb.CheckCompatibilityRequest, context: Any
     ) -> pb.CheckCompatibilityResponse:
@@ -108,7 +101,6 @@ class SchemaService(rpc.SchemaRegistryServicer):
         )
         return pb.CheckCompatibilityResponse(is_compatible=not problems, errors=problems)
 
-    @told
     async def DeleteSchemaVersion(
         self, request: pb.DeleteSchemaVersionRequest, context: Any
     ) -> pb.DeleteSchemaVersionResponse:
@@ -121,7 +113,6 @@ class SchemaService(rpc.SchemaRegistryServicer):
         await self._schemas.delete_version(subject, request.version)
         return pb.DeleteSchemaVersionResponse(success=True, message=DONE)
 
-    @told
     async def SetCompatibilityMode(
         self, request: pb.SetCompatibilityModeRequest, context: Any
     ) -> pb.SetCompatibilityModeResponse:
@@ -130,8 +121,6 @@ class SchemaService(rpc.SchemaRegistryServicer):
         return pb.SetCompatibilityModeResponse(success=True, message=f"the mode is {info.mode}")
 
     # -- topics ----------------------------------------------------------------------------------
-
-    @told
     async def ConfigureTopicSchema(
         self, request: pb.ConfigureTopicSchemaRequest, context: Any
     ) -> pb.ConfigureTopicSchemaResponse:
@@ -145,7 +134,6 @@ class SchemaService(rpc.SchemaRegistryServicer):
         await self._topic_schemas.set(name, schema)
         return pb.ConfigureTopicSchemaResponse(success=True, message=DONE)
 
-    @told
     async def UpdateTopicValidationPolicy(
         self, request: pb.UpdateTopicValidationPolicyRequest, context: Any
     ) -> pb.UpdateTopicValidationPolicyResponse:
@@ -158,7 +146,6 @@ class SchemaService(rpc.SchemaRegistryServicer):
         await self._topic_schemas.set(name, changed)
         return pb.UpdateTopicValidationPolicyResponse(success=True, message=DONE)
 
-    @told
     async def GetTopicSchemaConfig(
         self, request: pb.GetTopicSchemaConfigRequest, context: Any
     ) -> pb.GetTopicSchemaConfigResponse:

@@ -12,9 +12,9 @@ through untouched. What the protocol knows of a message's place is made from its
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from functools import lru_cache, wraps
-from typing import Any, Final, NoReturn, TypeVar
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final, NoReturn
 
 import grpc
 
@@ -33,10 +33,6 @@ from sava.topics.errors import MessageInvalid, MessageTooLarge
 from sava.topics.names import TopicName
 from sava.topics.producers import producer_id
 from sava.topics.topic import Topic
-
-S = TypeVar("S")
-Request = TypeVar("Request")
-Response = TypeVar("Response")
 
 Status = grpc.StatusCode
 
@@ -102,13 +98,6 @@ def status_of(error: SavaError) -> grpc.StatusCode:
     return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
 
 
-async def refuse(context: Any, error: SavaError) -> NoReturn:
-    """End the call with ``error``; raises it if another broker may answer the call."""
-    if isinstance(error, error_mapping.ELSEWHERE):
-        raise error
-    await answer(context, error)
-
-
 async def answer(context: Any, error: SavaError) -> NoReturn:
     """End the call with ``error``, whatever it is."""
     if isinstance(error, error_mapping.Relayed):
@@ -120,21 +109,6 @@ async def answer(context: Any, error: SavaError) -> NoReturn:
 async def unimplemented(context: Any, text: str) -> NoReturn:
     await context.abort(Status.UNIMPLEMENTED, text)
     raise AssertionError("abort always raises")
-
-
-def told(
-    handler: Callable[[S, Request, Any], Awaitable[Response]],
-) -> Callable[[S, Request, Any], Coroutine[Any, Any, Response]]:
-    """A unary handler whose errors, raised on purpose, become the call's answer (see ``refuse``)."""
-
-    @wraps(handler)
-    async def answering(self: S, request: Request, context: Any) -> Response:
-        try:
-            return await handler(self, request, context)
-        except SavaError as error:
-            await refuse(context, error)
-
-    return answering
 
 
 topic_name: Callable[[str], TopicName] = lru_cache(maxsize=4096)(TopicName.parse)

@@ -1,89 +1,62 @@
-"""The registry of a broker's metrics, the figures of Raft, and the page that Prometheus scrapes. Gauges are
-read from the node when scraped, so nothing is counted twice or kept in step.
+"""The registry of a broker's metrics, and the figures of its process: Raft, tasks, the journal that it
+writes, the copies that it keeps for others, what it does about those of brokers that are gone, and how much
+space there is where it writes. Gauges are read when scraped, so nothing is counted twice or kept in step.
 
-The page is written in slices. A thousand topics with two subscriptions each make a page of two megabytes, and
-the event loop that writes it is the one that sends heartbeats, renews the lease and delivers. Written at
-once, it would stand still for a quarter of a second per thousand topics: for longer than an election takes,
-once there are some thousand. So collectors yield large families in parts, and no part keeps the loop for
-longer than a slice.
-
-The parts of a family are put together again, for the format wants all of its lines in a row. When a counter
-or histogram began (``_created``) is left out: only OpenMetrics asks for it, and here it would be a series
-more for each.
+A file system that hangs (NFS whose server is gone) answers no question about itself, and the caller waits for
+as long as it hangs. So ``Disks`` asks on a thread, waits for an answer only ``LOOK_S``, and does not ask
+again before the question that is under way was answered: one thread for each directory waits, however often
+the metrics are scraped. What is not known is left out, and not reported as a disk without space.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
-from sava.api.danube.metrics import DanubeCollector
-from sava.api.metrics.cluster import (
-    ClusterSources,
-    PipelinesCollector,
-    ReplicationCollector,
-    observe_cluster,
-)
-from sava.api.metrics.storage import Disks, JournalCollector, JournalSources
-from sava.api.metrics.topics import TopicsCollector
-from sava.cluster.pipelines import Pipelines
+from sava.api.metrics import counter, counters, gauge, gauges
+from sava.config import Config
+from sava.ledger.failover import Failover
+from sava.ledger.protocol import StorageId
+from sava.ledger.registry import LiveBrokers
+from sava.ledger.writer import LedgerWriter
 from sava.metadata.node import Observer, RaftNode
-from sava.replication.control import Control
-from sava.storage.broker_storage import BrokerStorage
 from sava.supervisor import Supervisor
-from sava.topics.served import ServedTopics
 
-_LATENCIES = (
-    0.0001,
-    0.00025,
-    0.0005,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
+_LATENCIES: Final = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025),
+    *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
 _SIZES = tuple(float(1 << bits) for bits in range(8, 27, 2))
 
 
 class BrokerMetrics:
-    """One per process."""
+    """The registry, and what is measured as it happens. One per process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._disks: Disks | None = None
-        proposals = Histogram(
-            "sava_raft_proposal_seconds",
-            "From a request to its committed and applied result.",
-            buckets=_LATENCIES,
-            registry=self.registry,
+        proposals = self._histogram(
+            "sava_raft_proposal_seconds", "From a request to its committed and applied result."
         )
-        syncs = Histogram(
+        syncs = self._histogram(
             "sava_raft_wal_sync_seconds",
             "Writing one group of records to the metadata log and making it durable.",
-            buckets=_LATENCIES,
-            registry=self.registry,
         )
-        snapshots = Histogram(
+        snapshots = self._histogram(
             "sava_raft_snapshot_seconds",
             "Taking one snapshot, in the background.",
             buckets=(0.01, 0.1, 1.0, 10.0, 60.0),
-            registry=self.registry,
         )
         self.node = Observer(
             proposal=proposals.observe,
@@ -91,182 +64,252 @@ class BrokerMetrics:
             snapshot=lambda seconds, _size: snapshots.observe(seconds),
         )
         """What the metadata node measures."""
-        self._journal_syncs = Histogram(
+        self._journal_syncs = self._histogram(
             "sava_journal_sync_seconds",
             "Writing one group of batches to the journal and making it durable.",
-            buckets=_LATENCIES,
-            registry=self.registry,
         )
-        self._journal_groups = Histogram(
-            "sava_journal_sync_bytes",
-            "What one sync of the journal made durable.",
-            buckets=_SIZES,
-            registry=self.registry,
+        self._journal_groups = self._histogram(
+            "sava_journal_sync_bytes", "What one sync of the journal made durable.", buckets=_SIZES
         )
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float] = _LATENCIES) -> Histogram:
+        return Histogram(name, text, buckets=buckets, registry=self.registry)
 
     def journal_sync(self, seconds: float, size: int) -> None:
         """On the thread that writes the journal."""
         self._journal_syncs.observe(seconds)
         self._journal_groups.observe(size)
 
-    def observe(self, node: RaftNode) -> None:
-        self.registry.register(_NodeCollector(node))
-
-    def observe_tasks(self, supervisor: Supervisor) -> None:
-        self.registry.register(_TasksCollector(supervisor))
-
-    def observe_disks(self, disks: Disks) -> None:
-        self.registry.register(disks)
-        self._disks = disks
-
-    def observe_topics(self, topics: ServedTopics, storage: BrokerStorage) -> None:
-        self.registry.register(TopicsCollector(topics, storage))
-
-    def observe_cluster(self, parts: ClusterSources) -> None:
-        observe_cluster(self.registry, parts)
-
-    def observe_danube(self, collector: DanubeCollector) -> None:
-        """The same figures under the names that Danube's tools ask for."""
-        self.registry.register(collector)
-
-    def observe_journals(self, parts: JournalSources) -> None:
-        self.registry.register(JournalCollector(parts))
-
-    def observe_pipelines(self, pipelines: Pipelines, is_leading: Callable[[], bool]) -> None:
-        self.registry.register(PipelinesCollector(pipelines, is_leading))
-
-    def observe_replication(self, control: Control) -> None:
-        self.registry.register(ReplicationCollector(control))
-
-    async def page(self) -> bytes:
-        if self._disks is not None:
-            await self._disks.look()
-        return await written(self.registry)
+    def add(self, *collectors: Collector) -> None:
+        for collector in collectors:
+            self.registry.register(collector)
 
 
-class _TasksCollector(Collector):
+class TasksCollector(Collector):
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
         self._started = time.time()
 
     def collect(self) -> Iterable[Metric]:
-        failures = CounterMetricFamily(
+        yield counters(
             "sava_task_failures",
             "Times that a task of this broker died of a bug and was begun again; its log says of which.",
-            labels=("task",),
+            "task",
+            sorted(self._supervisor.failures.items()),
         )
-        for task, count in sorted(self._supervisor.failures.items()):
-            failures.add_metric((task,), count)
-        yield failures
-        yield _gauge(
+        yield gauge(
             "sava_broker_start_time_seconds",
             "When this process was started, in seconds since 1970: changes when it was started again.",
             self._started,
         )
 
 
-class _NodeCollector(Collector):
+class NodeCollector(Collector):
     def __init__(self, node: RaftNode) -> None:
         self._node = node
 
     def collect(self) -> Iterable[Metric]:
         status = self._node.status
-        yield _gauge("sava_raft_initialized", "1 when this node belongs to a cluster.", bool(status.cluster))
+        yield gauge("sava_raft_initialized", "1 when this node belongs to a cluster.", bool(status.cluster))
         if status.core is not None:
             core = status.core
-            yield _gauge("sava_raft_is_leader", "1 when this node leads.", core.leader == status.node)
-            yield _gauge("sava_raft_has_leader", "1 when this node knows a leader.", bool(core.leader))
-            yield _gauge("sava_raft_term", "Current term.", core.term)
-            yield _gauge("sava_raft_commit_index", "Highest index known committed.", core.commit)
-            yield _gauge("sava_raft_applied_index", "Highest index applied.", core.applied)
-            yield _gauge(
+            yield gauge("sava_raft_is_leader", "1 when this node leads.", core.leader == status.node)
+            yield gauge("sava_raft_has_leader", "1 when this node knows a leader.", bool(core.leader))
+            yield gauge("sava_raft_term", "Current term.", core.term)
+            yield gauge("sava_raft_commit_index", "Highest index known committed.", core.commit)
+            yield gauge("sava_raft_applied_index", "Highest index applied.", core.applied)
+            yield gauge(
                 "sava_raft_commit_lag", "Entries in the log and not committed.", core.last_index - core.commit
             )
-            yield _gauge(
+            yield gauge(
                 "sava_raft_apply_lag", "Entries committed and not applied.", core.commit - core.applied
             )
-            yield _gauge("sava_raft_voters", "Voting members.", len(core.membership.voters))
-        yield _gauge("sava_raft_snapshot_index", "Index of the latest snapshot.", status.snapshot_index)
-        yield _gauge("sava_meta_revision", "Revision of the metadata store.", status.revision)
-        yield _gauge("sava_meta_keys", "Keys in the metadata store.", status.keys)
-        yield _gauge("sava_meta_bytes", "Bytes of keys and values.", status.total_bytes)
-        yield _gauge("sava_meta_limit_bytes", "Bytes that there may be.", status.limit_bytes)
-        yield _gauge("sava_meta_watchers", "Open watches on this node.", self._node.replica.hub.watchers)
+            yield gauge("sava_raft_voters", "Voting members.", len(core.membership.voters))
+        yield gauge("sava_raft_snapshot_index", "Index of the latest snapshot.", status.snapshot_index)
+        yield gauge("sava_meta_revision", "Revision of the metadata store.", status.revision)
+        yield gauge("sava_meta_keys", "Keys in the metadata store.", status.keys)
+        yield gauge("sava_meta_bytes", "Bytes of keys and values.", status.total_bytes)
+        yield gauge("sava_meta_limit_bytes", "Bytes that there may be.", status.limit_bytes)
+        yield gauge("sava_meta_watchers", "Open watches on this node.", self._node.replica.hub.watchers)
         yield self._dropped(status.dropped)
 
     def _dropped(self, received: dict[str, int]) -> Metric:
-        family = CounterMetricFamily(
-            "sava_raft_dropped_messages",
-            "Messages not sent or not let in, by reason.",
-            labels=("direction", "reason"),
-        )
-        for reason, count in sorted(received.items()):
-            family.add_metric(("in", reason), count)
-        for reason, count in sorted(self._node.transport.dropped().items()):
-            family.add_metric(("out", reason), count)
+        dropped = [(("in", reason), count) for reason, count in sorted(received.items())]
+        sent = self._node.transport.dropped()
+        dropped += [(("out", reason), count) for reason, count in sorted(sent.items())]
         if self._node.send_errors:
-            family.add_metric(("out", "error"), self._node.send_errors)
-        return family
+            dropped.append((("out", "error"), self._node.send_errors))
+        text = "Messages not sent or not let in, by reason."
+        return counters("sava_raft_dropped_messages", text, ("direction", "reason"), dropped)
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=float(value))
+# -- ledgers ---------------------------------------------------------------------------------------
 
 
-# -- the page --------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalSources:
+    """What is read when scraped."""
+
+    own: Callable[[], LedgerWriter | None]
+    fences: Callable[[], int]
+    """How often this broker's disk was fenced, for its own ledgers."""
+    degraded_s: Callable[[], float]
+    """Over all ledgers of this process."""
+    copies: Callable[[], int]
+    failover: Failover
+    live_brokers: LiveBrokers
 
 
-TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-SLICE_S: Final = 0.005
-"""Of an event loop that owes a heartbeat every 100 ms."""
-_LINES: Final = 200
-"""Between two looks at the clock; well below a slice."""
-_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+class JournalCollector(Collector):
+    def __init__(self, parts: JournalSources) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterable[Metric]:
+        parts = self._parts
+        yield from self._of_own(parts.own())
+        yield gauge(
+            "sava_ledger_copies", "Mirrors on this disk: copies of other brokers' ledgers.", parts.copies()
+        )
+        yield counter("sava_ledger_fences", "Fences that ended ledgers of this broker.", parts.fences())
+        yield counter(
+            "sava_ledger_degraded_seconds",
+            "Time in which fewer copies were enough than were asked for.",
+            parts.degraded_s(),
+        )
+        for name, text in _RECOVERY:
+            yield counter(f"sava_ledger_{name}", text, getattr(parts.failover.figures, name))
+        yield gauge(
+            "sava_ledger_recoveries_waiting",
+            "Recoveries that wait for disks which do not answer.",
+            parts.failover.waiting,
+        )
+
+    def _of_own(self, own: LedgerWriter | None) -> Iterable[Metric]:
+        positions: list[tuple[str, float]] = []
+        lags: list[tuple[tuple[str, str], float]] = []
+        if own is not None:
+            at = own.owner
+            positions += (("stored", at.floor), ("committed", at.commit))
+            positions += (("durable", at.own_durable), ("end", at.end))
+            lags += (((self._broker_of(storage), storage), lag) for storage, lag in own.lags.items())
+        yield gauges(
+            "sava_journal_position",
+            "Of the journal that this broker writes: in segments, committed, durable on its own disk, end.",
+            "position",
+            positions,
+        )
+        yield gauges(
+            "sava_ledger_mirror_lag_bytes", "How far a mirror is behind.", ("broker", "storage"), lags
+        )
+        yield gauge("sava_journal_open", "1 while this broker has a journal to write to.", own is not None)
+        yield gauge(
+            "sava_ledger_degraded",
+            "1 while fewer copies are enough than were asked for.",
+            own is not None and own.is_degraded,
+        )
+        yield gauge(
+            "sava_ledger_refusing",
+            "1 while too few mirrors are connected to acknowledge anything.",
+            own is not None and own.is_short,
+        )
+
+    def _broker_of(self, storage: StorageId) -> str:
+        live = self._parts.live_brokers.find(storage)
+        return str(live.broker) if live is not None else ""
 
 
-async def written(registry: Collector) -> bytes:
-    slices = _Slices()
-    families: dict[str, Metric] = {}
-    for part in registry.collect():
-        family = families.setdefault(part.name, part)
-        if family is not part:
-            family.samples += part.samples
-        await slices.breathe()
-    page: list[bytes] = []
-    for family in families.values():
-        lines: list[str] = []
-        for count, line in enumerate(_lines(family)):
-            lines.append(line)
-            if not count % _LINES:
-                await slices.breathe()
-        page.append("".join(lines).encode())
-    return b"".join(page)
+_RECOVERY: Final = (
+    ("claims", "Recoveries of others' ledgers begun by this broker."),
+    ("recoveries", "Ledgers of others that it has closed."),
+    ("recovery_seconds", "Time until they were closed."),
+    ("tail_recoveries", "Disks whose tails this broker has recovered."),
+    ("tail_recovery_seconds", "Time that tail recoveries took."),
+    ("recovered_topics", "Topics whose tail was recovered."),
+    ("recovered_messages", "Messages of recovered tails."),
+    ("recovered_bytes", "Bytes of messages of recovered tails."),
+)
 
 
-class _Slices:
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-
-    async def breathe(self) -> None:
-        """Let others go first, if they have waited for a slice."""
-        if time.perf_counter() - self._began > SLICE_S:
-            await asyncio.sleep(0)
-            self._began = time.perf_counter()
+# -- disks -----------------------------------------------------------------------------------------
 
 
-def _lines(family: Metric) -> Iterator[str]:
-    name = f"{family.name}_total" if family.type == "counter" else family.name
-    text = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
-    yield f"# HELP {name} {text}\n# TYPE {name} {family.type}\n"
-    created = f"{family.name}_created"
-    for sample in family.samples:
-        if sample.name != created:
-            yield _line(sample)
+LOOK_S: Final = 1.0
+"""A disk that works answers within a millisecond."""
 
 
-def _line(sample: Sample) -> str:
-    """Labels in order of their names, as the library writes them: people compare lines as text."""
-    labels = ",".join(
-        f'{name}="{value.translate(_ESCAPES)}"' for name, value in sorted(sample.labels.items())
-    )
-    return f"{sample.name}{f'{{{labels}}}' if labels else ''} {float(sample.value)!r}\n"
+class DiskRoom(NamedTuple):
+    """Of the file system that a directory is on."""
+
+    use: str
+    path: Path
+    size: int
+    free: int
+    """What an ordinary user may still write."""
+    error: str
+    """Why the rest is not known."""
+
+
+class Disks(Collector):
+    """Of the metadata store, the journal, and the segments if they are files. Owned by the event loop."""
+
+    def __init__(self, config: Config) -> None:
+        self._places = {"metadata": config.meta_store.data_dir, "journal": config.storage.journal_dir}
+        url = urlsplit(config.storage.url)
+        if url.scheme == "file":
+            self._places["segments"] = Path(unquote(url.path))
+        self._asking: dict[str, tuple[asyncio.Future[DiskRoom], float]] = {}
+        """What was not answered yet, and until when that is waited for."""
+        self._seen: list[DiskRoom] = []
+
+    async def look(self) -> list[DiskRoom]:
+        for use in self._places.keys() - self._asking.keys():
+            self._ask(use)
+        asking, now = dict(self._asking), asyncio.get_running_loop().time()
+        waits = {answer: until - now for answer, until in asking.values() if until > now}
+        if waits:
+            await asyncio.wait(waits, timeout=max(waits.values()))
+        self._seen = [self._answered(use, asking[use][0]) for use in self._places]
+        return self._seen
+
+    def _ask(self, use: str) -> None:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[DiskRoom] = loop.create_future()
+        answer.add_done_callback(lambda _: self._asking.pop(use, None))
+        self._asking[use] = answer, loop.time() + LOOK_S
+
+        def ask() -> None:
+            room = _room(use, self._places[use])
+            with suppress(RuntimeError):  # the loop is closed: no caller waits any more
+                loop.call_soon_threadsafe(answer.set_result, room)
+
+        # A daemon, and not one of a pool: a process can end without it, and no other work waits behind it.
+        threading.Thread(target=ask, name=f"sava-disk-{use}", daemon=True).start()
+
+    def _answered(self, use: str, answer: asyncio.Future[DiskRoom]) -> DiskRoom:
+        if answer.done():
+            return answer.result()
+        return DiskRoom(use, self._places[use], 0, 0, f"no answer within {LOOK_S:g} s")
+
+    def collect(self) -> Iterable[Metric]:
+        """As it was at the last look."""
+        known = [room for room in self._seen if not room.error]
+        yield gauges(
+            "sava_disk_size_bytes",
+            "Size of the file system that a directory is on.",
+            "use",
+            [(room.use, room.size) for room in known],
+        )
+        yield gauges(
+            "sava_disk_free_bytes",
+            "What may still be written there.",
+            "use",
+            [(room.use, room.free) for room in known],
+        )
+
+
+def _room(use: str, path: Path) -> DiskRoom:
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError as error:
+        return DiskRoom(use, path, 0, 0, error.strerror or str(error))
+    return DiskRoom(use, path, usage.total, usage.free, "")

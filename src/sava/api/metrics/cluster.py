@@ -18,13 +18,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client import Counter as CounterMetric
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from sava.api.metrics import counter, counters, gauge, gauges
 from sava.cluster.controller import Controller
 from sava.cluster.pipelines import Pipelines, PipelineState
 from sava.cluster.records import Mode, NotController
@@ -36,6 +38,7 @@ from sava.errors import SavaError
 from sava.metadata.records import RecordCorrupt
 from sava.metadata.suspicion import Suspicion
 from sava.replication.control import Control
+from sava.replication.records import PartitionReport
 from sava.replication.status import TopicStatus
 from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState
@@ -109,112 +112,87 @@ class ClusterCollector(Collector):
         yield from self._of_broker()
         yield from self._of_controller()
         yield from self._of_writers()
-        yield from self._of_suspicion()
-        forwards = CounterMetricFamily(
+        yield counters(
+            "sava_cluster_suspicions",
+            "While this broker led: doubts about a broker, and what came of asking the others, by evidence.",
+            ("outcome", "sign"),
+            sorted(self._parts.suspicion.counts.items()),
+        )
+        yield counters(
+            "sava_cluster_evictions",
+            "Registrations that this broker ended early while it led, by the evidence of the suspicion.",
+            "sign",
+            sorted(self._parts.evictor.evictions.items()),
+        )
+        yield counters(
             "sava_forwarded_calls",
             "Calls passed on: those of a port to a topic's owner, and those that only the leader answers.",
-            labels=("kind",),
+            "kind",
+            sorted(self._parts.forwards.items()),
         )
-        for kind, count in sorted(self._parts.forwards.items()):
-            forwards.add_metric((kind,), count)
-        yield forwards
 
     def _of_broker(self) -> Iterable[Metric]:
         view, broker = self._parts.view, self._parts.broker
-        yield _gauge(
+        own = view.mode(broker).mode
+        states = Counter(entry.record.state for entry in view.owned_by(broker))
+        yield gauge(
             "sava_broker_registered", "1 while the others know of it.", self._parts.registrar.is_registered
         )
-        yield _gauge("sava_cluster_brokers", "Brokers that are registered.", len(view.brokers))
-        mode = GaugeMetricFamily(
-            "sava_broker_mode", "1 for the mode that this broker is in.", labels=("mode",)
+        yield gauge("sava_cluster_brokers", "Brokers that are registered.", len(view.brokers))
+        yield gauges(
+            "sava_broker_mode",
+            "1 for the mode that this broker is in.",
+            "mode",
+            ((mode.value, own is mode) for mode in Mode),
         )
-        for each in Mode:
-            mode.add_metric((each.value,), float(view.mode(broker).mode is each))
-        yield mode
-        states = Counter(entry.record.state for entry in view.owned_by(broker))
-        owned = GaugeMetricFamily(
+        yield gauges(
             "sava_broker_topics",
             "Topics that are this broker's, by the state of their ownership.",
-            labels=("state",),
+            "state",
+            ((state.value, states[state]) for state in OwnershipState),
         )
-        for state in OwnershipState:
-            owned.add_metric((state.value,), states[state])
-        yield owned
-
-    def _of_suspicion(self) -> Iterable[Metric]:
-        suspicions = CounterMetricFamily(
-            "sava_cluster_suspicions",
-            "While this broker led: doubts about a broker, and what came of asking the others, by evidence.",
-            labels=("outcome", "sign"),
-        )
-        for (outcome, sign), count in sorted(self._parts.suspicion.counts.items()):
-            suspicions.add_metric((outcome, sign), count)
-        yield suspicions
-        evictions = CounterMetricFamily(
-            "sava_cluster_evictions",
-            "Registrations that this broker ended early while it led, by the evidence of the suspicion.",
-            labels=("sign",),
-        )
-        for sign, count in sorted(self._parts.evictor.evictions.items()):
-            evictions.add_metric((sign,), count)
-        yield evictions
 
     def _of_writers(self) -> Iterable[Metric]:
         writers = self._parts.writers
-        for name, text, count in (
-            (
-                "sava_writer_batches_decided",
-                "Exactly-once batches decided through this broker.",
-                writers.decided,
-            ),
-            (
-                "sava_writer_batches_published",
-                "Exactly-once batches that this broker has published, whichever broker decided them.",
-                writers.published,
-            ),
-            (
-                "sava_writer_messages",
-                "Messages of the exactly-once batches that this broker has published.",
-                writers.messages,
-            ),
-        ):
-            yield CounterMetricFamily(name, text, value=count)
-        if self._parts.controller.is_leading:  # every broker knows of all; told by one, they are counted once
-            yield _gauge(
+        yield counter(
+            "sava_writer_batches_decided",
+            "Exactly-once batches decided through this broker.",
+            writers.decided,
+        )
+        yield counter(
+            "sava_writer_batches_published",
+            "Exactly-once batches that this broker has published, whichever broker decided them.",
+            writers.published,
+        )
+        yield counter(
+            "sava_writer_messages",
+            "Messages of the exactly-once batches that this broker has published.",
+            writers.messages,
+        )
+        if self._parts.controller.is_leading:  # every broker knows of all; from one alone, they count once
+            yield gauge(
                 "sava_writer_batches_unpublished",
                 "Exactly-once batches that are decided and not published yet.",
                 self._parts.tending.unpublished,
             )
 
     def _of_controller(self) -> Iterable[Metric]:
-        controller = self._parts.controller
-        for name, text, count in (
-            ("sava_controller_moves", "Moves that are over, while this broker led.", controller.moves),
-            (
-                "sava_controller_move_failures",
-                "Moves that came to nothing, while this broker led.",
-                controller.move_failures,
-            ),
-            ("sava_controller_assignments", "Topics given to a broker.", controller.assignments),
-        ):
-            yield CounterMetricFamily(name, text, value=count)
-        if not controller.is_leading:
+        led = self._parts.controller
+        yield counter("sava_controller_moves", "Moves that are over, while this broker led.", led.moves)
+        yield counter(
+            "sava_controller_move_failures",
+            "Moves that came to nothing, while this broker led.",
+            led.move_failures,
+        )
+        yield counter("sava_controller_assignments", "Topics given to a broker.", led.assignments)
+        if not led.is_leading:
             return  # what it knew when it led is not so any more
-        for name, text, value in (
-            ("sava_controller_orphan_topics", "Topics whose owner is gone.", controller.orphans),
-            ("sava_controller_unplaced_topics", "Topics that no broker can take.", controller.unplaced),
-            (
-                "sava_controller_imbalance",
-                "Standard deviation of loads over their mean.",
-                controller.imbalance,
-            ),
-            ("sava_controller_pass_seconds", "Of the last look at all topics.", controller.pass_seconds),
-        ):
-            yield _gauge(name, text, value)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=float(value))
+        yield gauge("sava_controller_orphan_topics", "Topics whose owner is gone.", led.orphans)
+        yield gauge("sava_controller_unplaced_topics", "Topics that no broker can take.", led.unplaced)
+        yield gauge(
+            "sava_controller_imbalance", "Standard deviation of loads over their mean.", led.imbalance
+        )
+        yield gauge("sava_controller_pass_seconds", "Of the last look at all topics.", led.pass_seconds)
 
 
 # -- replication -----------------------------------------------------------------------------------
@@ -235,93 +213,89 @@ _COUNTERS: Final = (
 )
 
 
+_Statuses = list[tuple[tuple[str, ...], TopicStatus]]
+"""With their labels."""
+
+
 class ReplicationCollector(Collector):
     def __init__(self, control: Control) -> None:
         self._control = control
 
     def collect(self) -> Iterable[Metric]:
         try:
-            statuses = self._control.status()
+            found = self._control.status()
         except NotController:
             return
         except RecordCorrupt as error:
             log.error("replication: %s", error)
             return
+        statuses = [(self._labels(status), status) for status in found]
         yield from self._connections(statuses)
         yield from self._backlogs(statuses)
         yield from self._work(statuses)
 
-    def _connections(self, statuses: list[TopicStatus]) -> Iterable[Metric]:
-        connected = _replication_gauge(
-            "sava_replication_connected_count", "Partitions of the topic that are copied."
+    def _connections(self, statuses: _Statuses) -> Iterable[Metric]:
+        lost = [(labels, status.disconnected) for labels, status in statuses]
+        yield gauges(
+            "sava_replication_connected_count",
+            "Partitions of the topic that are copied.",
+            LABELS,
+            [(labels, status.connected) for labels, status in statuses],
         )
-        lost = [
-            _replication_gauge("sava_replication_disconnected_count", _DISCONNECTED),
-            _replication_gauge(
-                "pulsar_replication_disconnected_count", _DISCONNECTED + " The name that PIP-370 gives it."
-            ),
-        ]
-        states = GaugeMetricFamily(
-            "sava_replication_partitions", "Partitions of the topic by state.", labels=(*LABELS, "state")
+        yield gauges("sava_replication_disconnected_count", _DISCONNECTED, LABELS, lost)
+        pip_370 = _DISCONNECTED + " The name that PIP-370 gives it."
+        yield gauges("pulsar_replication_disconnected_count", pip_370, LABELS, lost)
+        yield gauges(
+            "sava_replication_partitions",
+            "Partitions of the topic by state.",
+            (*LABELS, "state"),
+            [
+                ((*labels, state), count)
+                for labels, status in statuses
+                for state, count in sorted(Counter(each.report.state for each in status.partitions).items())
+            ],
         )
-        unsynced = _replication_gauge(
+        yield gauges(
             "sava_replication_unsynced_subscriptions",
             "Replicated subscriptions, of each partition, whose positions cannot be copied at present.",
+            LABELS,
+            _sums(statuses, lambda report: len(report.unsynced_subscriptions)),
         )
-        for status in statuses:
-            labels = self._labels(status)
-            connected.add_metric(labels, status.connected)
-            for family in lost:
-                family.add_metric(labels, status.disconnected)
-            for state, count in sorted(Counter(each.report.state for each in status.partitions).items()):
-                states.add_metric((*labels, state), count)
-            unsynced.add_metric(
-                labels, sum(len(each.report.unsynced_subscriptions) for each in status.partitions)
-            )
-        yield connected
-        yield from lost
-        yield states
-        yield unsynced
 
-    def _backlogs(self, statuses: list[TopicStatus]) -> Iterable[Metric]:
-        messages = _replication_gauge("sava_replication_backlog", "Messages that are not copied yet.")
-        seconds = _replication_gauge(
-            "sava_replication_delay_seconds", "Age of the oldest message that is not copied yet."
+    def _backlogs(self, statuses: _Statuses) -> Iterable[Metric]:
+        backlogs = [(labels, [each.backlog for each in status.partitions]) for labels, status in statuses]
+        ages = [(labels, [each.backlog_s for each in status.partitions]) for labels, status in statuses]
+        yield gauges(
+            "sava_replication_backlog",
+            "Messages that are not copied yet.",
+            LABELS,
+            [(labels, sum(each)) for labels, each in backlogs if min(each) >= 0],
         )
-        for status in statuses:
-            backlogs = [each.backlog for each in status.partitions]
-            ages = [each.backlog_s for each in status.partitions]
-            if min(backlogs) >= 0:
-                messages.add_metric(self._labels(status), sum(backlogs))
-            if min(ages) >= 0:
-                seconds.add_metric(self._labels(status), max(ages))
-        yield messages
-        yield seconds
+        yield gauges(
+            "sava_replication_delay_seconds",
+            "Age of the oldest message that is not copied yet.",
+            LABELS,
+            [(labels, max(each)) for labels, each in ages if min(each) >= 0],
+        )
 
-    def _work(self, statuses: list[TopicStatus]) -> Iterable[Metric]:
-        rate = _replication_gauge("sava_replication_rate_out", "Messages a second that are copied.")
-        throughput = _replication_gauge("sava_replication_throughput_out", "Bytes a second that are copied.")
-        counters = {
-            name: CounterMetricFamily(f"sava_replication_{name}", text, labels=LABELS)
-            for name, text in _COUNTERS
-        }
-        for status in statuses:
-            labels, reports = self._labels(status), [each.report for each in status.partitions]
-            rate.add_metric(labels, sum(each.rate for each in reports))
-            throughput.add_metric(labels, sum(each.bytes_rate for each in reports))
-            for name, family in counters.items():
-                family.add_metric(labels, sum(getattr(each, name) for each in reports))
-        yield rate
-        yield throughput
-        yield from counters.values()
+    def _work(self, statuses: _Statuses) -> Iterable[Metric]:
+        rates = _sums(statuses, lambda report: report.rate)
+        yield gauges("sava_replication_rate_out", "Messages a second that are copied.", LABELS, rates)
+        rates = _sums(statuses, lambda report: report.bytes_rate)
+        yield gauges("sava_replication_throughput_out", "Bytes a second that are copied.", LABELS, rates)
+        for name, text in _COUNTERS:
+            yield counters(f"sava_replication_{name}", text, LABELS, _sums(statuses, attrgetter(name)))
 
-    def _labels(self, status: TopicStatus) -> tuple[str, str, str, str]:
+    def _labels(self, status: TopicStatus) -> tuple[str, ...]:
         name = status.topic.name
         return self._control.remotes.own().cluster_name, name.topic.namespace, str(name.topic), name.remote
 
 
-def _replication_gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, labels=LABELS)
+def _sums(
+    statuses: _Statuses, figure: Callable[[PartitionReport], float]
+) -> list[tuple[tuple[str, ...], float]]:
+    """Over the partitions of each topic."""
+    return [(labels, sum(figure(each.report) for each in status.partitions)) for labels, status in statuses]
 
 
 # -- pipelines -------------------------------------------------------------------------------------
@@ -341,31 +315,41 @@ class PipelinesCollector(Collector):
             log.error("pipelines: no metrics error=%s", error)
             return
         labels = ("pipeline", "kind")
-        states = GaugeMetricFamily(
-            "sava_pipeline_state", "1 for the state that it is in.", labels=(*labels, "state")
+        statuses = [((each.name, each.record.kind), each.status) for each in found]
+        yield gauges(
+            "sava_pipeline_state",
+            "1 for the state that it is in.",
+            (*labels, "state"),
+            [
+                ((*names, state.value), status.state is state)
+                for names, status in statuses
+                for state in PipelineState
+            ],
         )
-        rows = CounterMetricFamily("sava_pipeline_rows", "Rows read, by all runners.", labels=labels)
-        restarts = CounterMetricFamily(
-            "sava_pipeline_restarts", "Times that it was begun again after an error.", labels=labels
+
+        def figures(name: str) -> list[tuple[tuple[str, str], float]]:
+            return [(names, getattr(status, name)) for names, status in statuses]
+
+        def known(name: str) -> list[tuple[tuple[str, str], float]]:
+            return [each for each in figures(name) if each[1] >= 0]
+
+        yield counters("sava_pipeline_rows", "Rows read, by all runners.", labels, figures("rows"))
+        yield counters(
+            "sava_pipeline_restarts",
+            "Times that it was begun again after an error.",
+            labels,
+            figures("restarts"),
         )
-        rate = GaugeMetricFamily("sava_pipeline_rows_per_second", "Rows a second, lately.", labels=labels)
-        lag = GaugeMetricFamily(
-            "sava_pipeline_lag_messages", "Behind its topics; absent if not known.", labels=labels
+        yield gauges("sava_pipeline_rows_per_second", "Rows a second, lately.", labels, figures("rate"))
+        yield gauges(
+            "sava_pipeline_lag_messages",
+            "Behind its topics; absent if not known.",
+            labels,
+            known("lag_messages"),
         )
-        age = GaugeMetricFamily(
+        yield gauges(
             "sava_pipeline_lag_seconds",
             "For how long it has been behind; absent if not known.",
-            labels=labels,
+            labels,
+            known("lag_seconds"),
         )
-        for pipeline in found:
-            names, status = (pipeline.name, pipeline.record.kind), pipeline.status
-            for state in PipelineState:
-                states.add_metric((*names, state.value), float(status.state is state))
-            rows.add_metric(names, status.rows)
-            restarts.add_metric(names, status.restarts)
-            rate.add_metric(names, status.rate)
-            if status.lag_messages >= 0:
-                lag.add_metric(names, status.lag_messages)
-            if status.lag_seconds >= 0:
-                age.add_metric(names, status.lag_seconds)
-        yield from (states, rows, restarts, rate, lag, age)

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from sava.api.metrics import Family, counter, counters, gauge, gauges
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.source_positions import is_replication_slot
 from sava.topics.dispatch.core import Counters
@@ -24,10 +25,9 @@ from sava.topics.non_reliable import NonReliableSubscription
 from sava.topics.served import ServedTopics
 from sava.topics.topic import AnySubscription, Topic
 
-_TOPIC: tuple[str, ...] = ("topic",)
 _SUBSCRIPTION: tuple[str, ...] = ("topic", "subscription")
 _PART = 50
-"""Topics at a time: about what a slice of ``metrics_page`` bears."""
+"""Topics at a time: about what a slice of the page takes."""
 _CHUNK = 100
 """Subscriptions at a time, likewise."""
 MANY: Final = 1000
@@ -45,8 +45,7 @@ class TopicsCollector(Collector):
         self._storage = storage
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._journal()
-        yield from self._segments()
+        yield from self._of_storage()
         for part in self._parts():
             yield from _of_topics(part)
             yield from _of_subscriptions(part)
@@ -56,83 +55,83 @@ class TopicsCollector(Collector):
         loaded = self._topics.loaded
         names = list(loaded)
         for first in range(0, max(1, len(names)), _PART):
-            # What has gone since the page was begun is told by who has it now.
+            # What has gone since the page was begun is reported by the broker that has it now.
             yield [(name, loaded[name]) for name in names[first : first + _PART] if name in loaded]
 
-    def _journal(self) -> Iterable[Metric]:
-        journal = self._storage.journal
-        yield GaugeMetricFamily(
-            "sava_journal_held_bytes", "Bytes in the journal that are not in segments.", journal.held_bytes
+    def _of_storage(self) -> Iterable[Metric]:
+        storage, topics = self._storage, self._topics
+        uploader = storage.uploader
+        yield gauge(
+            "sava_journal_held_bytes",
+            "Bytes in the journal that are not in segments.",
+            storage.journal.held_bytes,
         )
-        yield GaugeMetricFamily(
-            "sava_cache_bytes", "Bytes of recent batches.", self._storage.cache.held_bytes
-        )
-        yield GaugeMetricFamily(
-            "sava_topics_served", "Topics that this broker serves.", len(self._topics.loaded)
-        )
-
-    def _segments(self) -> Iterable[Metric]:
-        uploader = self._storage.uploader
-        yield CounterMetricFamily("sava_segment_uploads", "Segments written.", value=uploader.segments)
-        yield CounterMetricFamily(
+        yield gauge("sava_cache_bytes", "Bytes of recent batches.", storage.cache.held_bytes)
+        yield gauge("sava_topics_served", "Topics that this broker serves.", len(topics.loaded))
+        yield counter("sava_segment_uploads", "Segments written.", uploader.segments)
+        yield counter(
             "sava_segment_failures",
             "Attempts to write a segment that came to nothing.",
-            value=uploader.failures,
+            uploader.failures,
         )
-        yield GaugeMetricFamily(
+        yield gauge(
             "sava_segment_failing_topics",
             "Topics whose last attempt to write a segment came to nothing.",
             uploader.failing,
         )
-        yield CounterMetricFamily(
-            "sava_segment_merged",
-            "Small segments that went into larger ones.",
-            value=self._topics.merged_segments,
+        yield counter(
+            "sava_segment_merged", "Small segments that went into larger ones.", topics.merged_segments
         )
-        skipped = CounterMetricFamily(
+        yield counters(
             "sava_maintenance_skipped",
             "Topics that maintenance left out after an unexpected error, and notes of deleted topics that it "
             "cannot read; the log names them.",
-            labels=("kind",),
+            "kind",
+            sorted(topics.skipped_maintenance.items()),
         )
-        for kind, count in sorted(self._topics.skipped_maintenance.items()):
-            skipped.add_metric((kind,), count)
-        yield skipped
 
 
 def _of_topics(topics: Part) -> Iterable[Metric]:
-    ends = CounterMetricFamily(
+    named = [(str(name), topic) for name, topic in topics]
+    yield counters(
         "sava_topic_messages",
         "Messages published: of a reliable topic all, by offset; of another those since it was opened here.",
-        labels=_TOPIC,
+        "topic",
+        [(name, topic.next_offset) for name, topic in named],
     )
-    stored = GaugeMetricFamily(
-        "sava_topic_unstored_messages", "Messages that are not in segments yet.", labels=_TOPIC
+    yield gauges(
+        "sava_topic_unstored_messages",
+        "Messages that are not in segments yet.",
+        "topic",
+        [
+            (name, topic.log.next_offset - topic.log.stored_offset)
+            for name, topic in named
+            if topic.log is not None
+        ],
     )
-    producers = GaugeMetricFamily("sava_topic_producers", "Open producers.", labels=_TOPIC)
-    copied = CounterMetricFamily(
+    yield gauges(
+        "sava_topic_producers",
+        "Open producers.",
+        "topic",
+        [(name, sum(1 for _ in topic.producers)) for name, topic in named],
+    )
+    yield counters(
         "sava_topic_copied_messages",
         "Messages that came from other clusters, by what became of them.",
-        labels=(*_TOPIC, "outcome"),
+        ("topic", "outcome"),
+        [
+            ((name, outcome), count)
+            for name, topic in named
+            for outcome in ("appended", "duplicates", "loops")
+            if (count := getattr(topic.copies, outcome))
+        ],
     )
-    refused = CounterMetricFamily(
+    yield counters(
         "sava_topic_position_mismatches",
         "Ranges of other clusters' topics that did not begin at the source position.",
-        labels=_TOPIC,
+        "topic",
+        [(name, topic.copies.refused) for name, topic in named if topic.copies.refused],
     )
-    for name, topic in topics:
-        labels = (str(name),)
-        producers.add_metric(labels, sum(1 for _ in topic.producers))
-        copies = topic.copies
-        if copies.refused:
-            refused.add_metric(labels, copies.refused)
-        for outcome in ("appended", "duplicates", "loops"):
-            if count := getattr(copies, outcome):
-                copied.add_metric((*labels, outcome), count)
-        ends.add_metric(labels, topic.next_offset)
-        if topic.log is not None:
-            stored.add_metric(labels, topic.log.next_offset - topic.log.stored_offset)
-    yield from (ends, stored, producers, copied, refused)
 
 
 Figures = Mapping[str, float]
@@ -169,13 +168,13 @@ def subscription_figures(
 
 def _of_subscriptions(topics: Part) -> Iterable[Metric]:
     for part in subscription_figures(topics, _figures, _counted):
-        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
-            name: GaugeMetricFamily(f"sava_subscription_{name}", text, labels=_SUBSCRIPTION)
-            for name, text in _GAUGES.items()
+        families: dict[str, Family] = {
+            name: gauges(f"sava_subscription_{name}", text, _SUBSCRIPTION) for name, text in _GAUGES.items()
         }
-        for name, text in _COUNTERS.items():
-            family = CounterMetricFamily(f"sava_subscription_{name}_messages", text, labels=_SUBSCRIPTION)
-            families[name] = family
+        families |= {
+            name: counters(f"sava_subscription_{name}_messages", text, _SUBSCRIPTION)
+            for name, text in _COUNTERS.items()
+        }
         for labels, figures in part:
             for name, value in figures.items():
                 families[name].add_metric(labels, value)

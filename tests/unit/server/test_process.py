@@ -38,6 +38,7 @@ class Leaving:
     def __init__(self) -> None:
         self.began = asyncio.Event()
         self.was_cancelled = False
+        self.parts = self
 
     async def leave(self) -> None:
         self.began.set()

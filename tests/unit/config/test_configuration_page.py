@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from sava.config import Config, load
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 PAGES = ("configuration.md", "install.md")
 
 
