@@ -19,7 +19,8 @@ The record …                                       means that the write
 =================================================  ==========================================================
 is as it was before                                may take effect yet. The next attempt has the same
                                                    condition, so that at most one of them does.
-holds what was written, with the same operations   took effect: ``update`` returns.
+holds what was written, under the same lease and   took effect: ``update`` returns.
+with the same operations
 was changed once since, to something else          never will take effect: it is forgotten.
 was changed in another way                         cannot take effect any more, but may have, below a later
                                                    change. ``decide`` sees what there is now.
@@ -43,7 +44,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from sava.errors import HostError, Outcome, RetryableError, SavaError
-from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, Relation, Target
+from sava.metadata.commands import Compare, Delete, DeletePrefix, KeyValue, Operation, Put, Relation, Target
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.store import DEFAULT_TIMEOUT_S, MetadataStore
 
@@ -135,6 +136,7 @@ class Updated(Generic[T]):
     value: T | None
     revision: int
     """Of its last change; after a deletion, of the deletion (0 when only a read showed it)."""
+    lease: int
     is_changed: bool
     """False: ``decide`` had nothing to do."""
 
@@ -189,7 +191,7 @@ class RecordStore:
                 found = await self.get(key, kind)
                 applied = await self._find_applied(attempts, found)
                 if applied is not None:
-                    return Updated(applied.value, found.revision, is_changed=True)
+                    return Updated(applied.value, found.revision, found.lease, is_changed=True)
                 if found.revision == refused and on_refused is not None:
                     await on_refused()
                 decision = decide(found)
@@ -200,7 +202,7 @@ class RecordStore:
             if change is None:
                 if attempts.open:
                     raise attempts.unknown()
-                return Updated(found.value, found.revision, is_changed=False)
+                return Updated(found.value, found.revision, found.lease, is_changed=False)
             write = Delete(key) if change.value is None else Put(key, encode(change.value), change.lease)
             try:
                 result = await self.store.txn(
@@ -217,7 +219,7 @@ class RecordStore:
                 attempts.lost_answer(found, change, error)
                 continue
             if result.succeeded:
-                return Updated(change.value, result.revision, is_changed=True)
+                return Updated(change.value, result.revision, change.lease, is_changed=True)
             refused = found.revision
         if attempts.is_in_doubt:
             raise attempts.unknown()
@@ -228,7 +230,8 @@ class RecordStore:
         if not attempts.open or found.revision == attempts.revision:
             return None
         for change in attempts.open:
-            if found.value == change.value and await self._are_applied(change.operations, found.revision):
+            is_same = found.value == change.value and found.lease == change.lease
+            if is_same and await self._are_applied(change.operations, found.revision):
                 return change
         attempts.close(found)
         return None
@@ -244,6 +247,9 @@ class RecordStore:
                         return False
                 case Delete(key):
                     if await self.store.get(key, timeout=self._timeout) is not None:
+                        return False
+                case DeletePrefix(prefix):
+                    if (await self.store.range(prefix, limit=1, timeout=self._timeout)).kvs:
                         return False
                 case _:
                     return False

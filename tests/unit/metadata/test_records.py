@@ -9,7 +9,7 @@ import pytest
 
 from sava.errors import CallerError
 from sava.metadata import records
-from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, TxnResult
+from sava.metadata.commands import Compare, Delete, DeletePrefix, KeyValue, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.records import RecordChange, RecordStore, Versioned, absent, present
 from tests.support.memory_store import MemoryStore
@@ -295,6 +295,29 @@ async def test_operations_are_compared_too(store: Unsteady) -> None:
     goal = Goal("a", Put(OTHER, b"ours"), Delete("/tests/old"))
     assert (await RecordStore(store).update(KEY, Setting, goal)).is_changed
     assert store.writes == 1
+
+
+async def test_a_removed_prefix_is_compared_too(store: Unsteady) -> None:
+    await store.put("/tests/below/x", b"x")
+    store.answers = ["applied"]
+    goal = Goal("a", DeletePrefix("/tests/below/"), creates=True)
+    assert (await RecordStore(store).update(KEY, Setting, goal)).is_changed
+    assert store.writes == 1
+
+
+async def test_the_same_record_under_another_lease_is_not_ours(store: Unsteady) -> None:
+    """A holder of the same name has come back, under a lease of its own, before our write."""
+    ours, theirs = await store.grant_lease(1000), await store.grant_lease(1000)
+
+    async def rival() -> None:
+        await store.put(KEY, records.encode(Setting("a")), lease=theirs)
+
+    def decide(found: Versioned[Setting]) -> RecordChange[Setting] | None:
+        return None if found.value is not None else RecordChange(Setting("a"), lease=ours)
+
+    store.answers, store.before = ["dropped"], [rival]
+    updated = await RecordStore(store).update(KEY, Setting, decide)
+    assert (updated.is_changed, updated.lease) == (False, theirs)
 
 
 @pytest.mark.parametrize("answer", ["applied", "dropped"])
