@@ -8,8 +8,9 @@
     updated = await records.update(mode_key(broker), BrokerMode, decide)
 
 ``decide`` sees the record as it is, and names a goal rather than a step: it sets, it does not add to, because
-after a lost answer it may be asked once more. It refuses by raising. Everything that it reads besides the
-record, and that must still hold when the record is written, goes into ``conditions``.
+after a lost answer it may be asked once more (``is_in_doubt`` says so, for what can only be a step). It
+refuses by raising. Everything that it reads besides the record, and that must still hold when the record is
+written, goes into ``conditions``.
 
 **One rule for unknown outcomes.** When the answer to a write is lost, ``update`` reads the record back before
 it decides again, and compares it with what it tried to write:
@@ -38,7 +39,7 @@ import asyncio
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -101,6 +102,8 @@ class Versioned(Generic[T]):
     key: str
     value: T | None
     kv: KeyValue | None = None
+    is_in_doubt: bool = False
+    """In an update: an earlier attempt of it may have taken effect, below what is here now."""
 
     @property
     def revision(self) -> int:
@@ -194,14 +197,14 @@ class RecordStore:
                     return Updated(applied.value, found.revision, found.lease, is_changed=True)
                 if found.revision == refused and on_refused is not None:
                     await on_refused()
-                decision = decide(found)
+                decision = decide(replace(found, is_in_doubt=attempts.is_in_doubt))
                 change = await decision if inspect.isawaitable(decision) else decision
             except SavaError as error:
                 attempts.check_doubt(error, conclusive)
                 raise
+            if change is None and attempts.open:
+                continue  # decide may have seen more than this record, which is read again
             if change is None:
-                if attempts.open:
-                    raise attempts.unknown()
                 return Updated(found.value, found.revision, found.lease, is_changed=False)
             write = Delete(key) if change.value is None else Put(key, encode(change.value), change.lease)
             try:

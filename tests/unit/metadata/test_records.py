@@ -329,10 +329,42 @@ async def test_no_answer_to_the_read_leaves_the_outcome_unknown(store: Unsteady,
 
 
 async def test_a_changed_mind_leaves_an_open_write_unknown(store: Unsteady) -> None:
-    answers = iter([RecordChange(Setting("a")), None])
+    answers = iter([RecordChange(Setting("a"))])
     store.answers = ["dropped"]
     with pytest.raises(OutcomeUnknown):
-        await RecordStore(store).update(KEY, Setting, lambda found: next(answers))
+        await RecordStore(store).update(KEY, Setting, lambda found: next(answers, None))
+    assert store.writes == 1
+
+
+async def test_a_decision_that_saw_more_than_the_record_waits_until_it_is_read(store: Unsteady) -> None:
+    """Schedule: the record is read; the lost write takes effect; decide reads another key, which has it."""
+    lost: list[Setting] = []
+
+    async def decide(found: Versioned[Setting]) -> RecordChange[Setting] | None:
+        if lost and found.value is None:
+            await store.put(KEY, records.encode(lost[0]))
+            return None
+        lost.append(Setting("a"))
+        return RecordChange(Setting("a"))
+
+    store.answers = ["dropped"]
+    assert (await RecordStore(store).update(KEY, Setting, decide)).is_changed
+    assert store.writes == 1
+
+
+@pytest.mark.parametrize("answer", ["applied", "dropped"])
+async def test_decide_learns_that_an_attempt_may_have_taken_effect(store: Unsteady, answer: str) -> None:
+    """Schedule: the record is created, the answer lost, and another changes it: to add once more might be
+    to add twice."""
+    seen: list[bool] = []
+
+    def decide(found: Versioned[Setting]) -> RecordChange[Setting] | None:
+        seen.append(found.is_in_doubt)
+        return None if found.is_in_doubt else RecordChange(Setting("a"))
+
+    store.answers, store.after = [answer], [store.rival("b")]
+    assert not (await RecordStore(store).update(KEY, Setting, decide)).is_changed
+    assert seen == [False, True]
 
 
 async def test_only_a_conclusive_refusal_outweighs_an_unknown_outcome(store: Unsteady) -> None:
