@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.cluster.view import ClusterView, TopicEntry
-from sava.metadata.commands import Compare, KeyValue, Put, Relation, Target
+from sava.metadata.commands import Compare, KeyValue, Put
 from sava.metadata.records import RecordCorrupt, absent, unchanged
 from sava.metadata.store import LocalView, MetadataStore
 from sava.storage.types import TopicState
@@ -184,16 +184,12 @@ class Decision(NamedTuple):
         return self.entry.name
 
     @property
-    def seen(self) -> tuple[Compare, ...]:
-        """That its records are those that were seen."""
+    def compare(self) -> tuple[Compare, ...]:
         return (
             unchanged(specs.ownership_key(self.name), self.entry.revision),
             unchanged(specs.spec_key(self.name), self.entry.spec_revision),
+            *self.conditions,
         )
-
-    @property
-    def compare(self) -> tuple[Compare, ...]:
-        return (*self.seen, *self.conditions)
 
     @property
     def put(self) -> Put:
@@ -352,13 +348,13 @@ class DecisionWriter:
         done = [decision for decision, is_done in zip(decisions, tried, strict=True) if is_done is True]
         if done:
             with suppress(TimeoutError):
-                await self.changed(done[-1])
+                await self._changed(done[-1])
         for failure in tried:
             if isinstance(failure, BaseException):
                 raise failure
         return done
 
-    async def changed(self, decision: Decision) -> None:
+    async def _changed(self, decision: Decision) -> None:
         """Until the view shows the topic differently from what was decided upon. Raises TimeoutError."""
         seen, name = decision.entry, decision.name
 
@@ -374,26 +370,3 @@ class DecisionWriter:
     async def _write(self, decision: Decision, term: int) -> bool:
         result = await self._store.txn(decision.compare, (decision.put,), fence_term=term, batched=True)
         return result.succeeded
-
-
-def holds(local: LocalView, compare: Compare) -> bool:
-    """By what this node knows."""
-    kv = local.get(compare.key)
-    match compare.target:
-        case Target.VERSION:
-            value = kv.version if kv is not None else 0
-        case Target.MOD_REVISION:
-            value = kv.mod_revision if kv is not None else 0
-        case Target.CREATE_REVISION:
-            value = kv.create_revision if kv is not None else 0
-        case Target.LEASE:
-            value = kv.lease if kv is not None else 0
-    match compare.relation:
-        case Relation.EQUAL:
-            return value == compare.operand
-        case Relation.NOT_EQUAL:
-            return value != compare.operand
-        case Relation.LESS:
-            return value < compare.operand
-        case Relation.GREATER:
-            return value > compare.operand
