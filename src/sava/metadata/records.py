@@ -97,7 +97,7 @@ def decode(kv: KeyValue, kind: type[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Versioned(Generic[T]):
-    """A record and the revision of its last change; both empty (None, 0) when there is none."""
+    """A record and the revision of its last change; empty (None, 0) when there is none."""
 
     key: str
     value: T | None
@@ -174,6 +174,7 @@ class RecordStore:
         conclusive: tuple[type[SavaError], ...] = (),
         fence_term: int = 0,
         batched: bool = False,
+        repairs: bool = False,
     ) -> Updated[T]:
         """Change the record to what ``decide`` wants; see the text of this module.
 
@@ -181,7 +182,8 @@ class RecordStore:
         was refused although the record is unchanged, so one of the other conditions failed: it raises which,
         or returns to have ``decide`` try again. ``conclusive`` are errors that hold whatever became of
         earlier attempts (the caller is fenced): they are raised as they are. ``fence_term`` and ``batched``:
-        see ``MetadataStore.txn``.
+        see ``MetadataStore.txn``. ``repairs``: a record that cannot be read is shown to ``decide`` without a
+        value (its ``kv`` is there), so that it can be replaced; otherwise it is an error.
 
         Raises what ``decide`` and ``on_refused`` raise, RecordBusy, RecordCorrupt, OutcomeUnknown, and what
         the store raises."""
@@ -191,7 +193,8 @@ class RecordStore:
             if number:
                 await _pause(number)
             try:
-                found = await self.get(key, kind)
+                kv = await self.store.get(key, timeout=self._timeout)
+                found = _versioned(key, kv, kind, repairs=repairs)
                 applied = await self._find_applied(attempts, found)
                 if applied is not None:
                     return Updated(applied.value, found.revision, found.lease, is_changed=True)
@@ -234,6 +237,7 @@ class RecordStore:
             return None
         for change in attempts.open:
             is_same = found.value == change.value and found.lease == change.lease
+            is_same &= (found.kv is None) == (change.value is None)  # it may be one that cannot be read
             if is_same and await self._are_applied(change.operations, found.revision):
                 return change
         attempts.close(found)
@@ -305,8 +309,15 @@ class _Attempts(Generic[T]):
         return OutcomeUnknown(f"{self.what} may or may not have been changed: {self._cause}")
 
 
-def _versioned(key: str, kv: KeyValue | None, kind: type[T]) -> Versioned[T]:
-    return Versioned(key, decode(kv, kind) if kv is not None else None, kv)
+def _versioned(key: str, kv: KeyValue | None, kind: type[T], *, repairs: bool = False) -> Versioned[T]:
+    if kv is None:
+        return Versioned(key, None)
+    try:
+        return Versioned(key, decode(kv, kind), kv)
+    except RecordCorrupt:
+        if not repairs:
+            raise
+        return Versioned(key, None, kv)
 
 
 async def _pause(number: int) -> None:

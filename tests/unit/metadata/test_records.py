@@ -217,6 +217,31 @@ async def test_a_record_that_cannot_be_read_is_an_error(store: Unsteady) -> None
         await RecordStore(store).update(KEY, Setting, Goal("a"))
 
 
+async def test_a_record_that_cannot_be_read_is_replaced_or_deleted_on_request(store: Unsteady) -> None:
+    for value in (Setting("a"), None):
+        await store.put(KEY, b"{")
+        change = RecordChange(value)
+        seen: list[Versioned[Setting]] = []
+
+        def decide(found: Versioned[Setting], change=change, seen=seen) -> RecordChange[Setting]:
+            seen.append(found)
+            return change
+
+        await RecordStore(store).update(KEY, Setting, decide, repairs=True)
+        assert seen[0].value is None
+        assert seen[0].kv is not None
+        assert await stored(store) == value
+
+
+async def test_a_damaged_record_is_not_taken_for_a_deletion_that_took_effect(store: Unsteady) -> None:
+    """Schedule: the deletion is lost, and another writes something that cannot be read."""
+    await store.rival("b")()
+    store.answers, store.before = ["dropped"], [lambda: store.put(KEY, b"{")]
+    await RecordStore(store).update(KEY, Setting, lambda found: RecordChange(None), repairs=True)
+    assert await stored(store) is None
+    assert store.writes == 2
+
+
 # -- without answers -----------------------------------------------------------------------------------------
 
 
