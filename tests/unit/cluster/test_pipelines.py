@@ -23,6 +23,7 @@ from sava.cluster.pipelines import (
     claim_key,
     status_key,
 )
+from sava.metadata.commands import TxnResult
 from sava.metadata.errors import OutcomeUnknown
 from sava.topics.names import InvalidName
 from tests.unit.cluster.fakes import FaultyStore
@@ -167,7 +168,7 @@ async def test_a_deletion_whose_answer_is_lost_until_the_runner_has_stopped_it_i
     claim = await _claimed(pipelines)
     txn = store.txn
 
-    async def losing(*args: Any, **options: Any) -> None:
+    async def losing(*args: Any, **options: Any) -> TxnResult:
         await txn(*args, **options)
         store.txn = txn  # type: ignore[method-assign]
         await pipelines.release("copy", "a", claim, RUNNING)
