@@ -13,22 +13,19 @@ behind.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.errors import HostError, RetryableError, SavaError
+from sava.errors import HostError, RetryableError
 from sava.ledger.protocol import LedgerId, LedgerRecord
 from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, Relation, Target
 from sava.metadata.errors import Compacted
 from sava.metadata.store import MetadataStore
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled
-
-log = logging.getLogger(__name__)
+from sava.tasks import Backoff, Reconciler, cancelled
 
 LEDGERS: Final = "/ledgers/"
 RETRY_S: Final = 0.2
@@ -84,6 +81,9 @@ class LedgerRecords:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._listeners: list[tuple[LedgerId | None, Callable[[], None]]] = []
+        self._follower = Reconciler(
+            "ledger records", self._follow, period_s=RETRY_S, retry=Backoff(RETRY_S, RETRY_S, jitter=0)
+        )
         self._task: asyncio.Task[None] | None = None
 
     # -- reading -----------------------------------------------------------------------------
@@ -168,30 +168,24 @@ class LedgerRecords:
         return end
 
     def start(self, supervisor: Supervisor) -> None:
-        self._task = supervisor.essential(self._run(), name="ledger records")
+        self._task = supervisor.essential(self._follower.run(), name="ledger records")
 
     async def close(self) -> None:
         await cancelled(self._task)
 
-    async def _run(self) -> None:
-        """Listeners are called too often rather than too seldom: they look for themselves."""
-        while True:
-            watch = self._store.watch(LEDGERS)
-            try:
-                self._tell(None)
-                async for batch in watch:
-                    for event in batch.events:
-                        self._tell(ledger_of_key(event.key))
-            except Compacted:
-                continue
-            except (SavaError, TimeoutError) as error:
-                log.warning(
-                    "ledgers: cannot follow the records, retrying error=%s: %s", type(error).__name__, error
-                )
-            finally:
-                watch.close()
-            # Also when the watch has ended without an error: the store is being closed.
-            await asyncio.sleep(RETRY_S)
+    async def _follow(self) -> None:
+        """Listeners are called too often rather than too seldom: they look for themselves. It ends, also
+        without an error, when the store is being closed."""
+        watch = self._store.watch(LEDGERS)
+        try:
+            self._tell(None)
+            async for batch in watch:
+                for event in batch.events:
+                    self._tell(ledger_of_key(event.key))
+        except Compacted:
+            self._follower.wake()
+        finally:
+            watch.close()
 
     def _tell(self, changed: LedgerId | None) -> None:
         """None: any may have changed."""

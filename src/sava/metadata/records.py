@@ -35,9 +35,7 @@ Values are JSON, so that ``sava meta get`` shows an operator what is there.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
@@ -48,6 +46,7 @@ from sava.errors import HostError, Outcome, RetryableError, SavaError
 from sava.metadata.commands import Compare, Delete, DeletePrefix, KeyValue, Operation, Put, Relation, Target
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.store import DEFAULT_TIMEOUT_S, MetadataStore
+from sava.tasks import Backoff
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -189,9 +188,10 @@ class RecordStore:
         the store raises."""
         attempts = _Attempts[T](key, what or key)
         refused: int | None = None
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         for number in range(ATTEMPTS):
             if number:
-                await _pause(number)
+                await backoff.pause()  # rivals that lost to the same winner do not try again together
             try:
                 kv = await self.store.get(key, timeout=self._timeout)
                 found = _versioned(key, kv, kind, repairs=repairs)
@@ -318,9 +318,3 @@ def _versioned(key: str, kv: KeyValue | None, kind: type[T], *, repairs: bool = 
         if not repairs:
             raise
         return Versioned(key, None, kv)
-
-
-async def _pause(number: int) -> None:
-    """Before attempt ``number``: rivals that lost to the same winner do not try again together."""
-    longest = min(FIRST_PAUSE_S * 2 ** (number - 1), LONGEST_PAUSE_S)
-    await asyncio.sleep(longest * random.uniform(0.5, 1.0))

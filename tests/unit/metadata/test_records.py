@@ -12,6 +12,7 @@ from sava.metadata import records
 from sava.metadata.commands import Compare, Delete, DeletePrefix, KeyValue, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.records import RecordChange, RecordStore, Versioned, absent, present
+from sava.tasks import Backoff
 from tests.support.memory_store import MemoryStore
 
 KEY = "/tests/record"
@@ -89,13 +90,13 @@ def store() -> Unsteady:
 
 
 @pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    paused: list[int] = []
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    paused: list[float] = []
 
-    async def pause(number: int) -> None:
-        paused.append(number)
+    async def pause(backoff: Backoff) -> None:
+        paused.append(backoff.next())
 
-    monkeypatch.setattr(records, "_pause", pause)
+    monkeypatch.setattr(Backoff, "pause", pause)
     return paused
 
 
@@ -161,22 +162,21 @@ async def test_a_lease_of_a_record_deletes_it(store: Unsteady) -> None:
     assert await stored(store) is None
 
 
-async def test_a_conflict_is_decided_anew_after_a_pause(store: Unsteady, no_pause: list[int]) -> None:
+async def test_a_conflict_is_decided_anew_after_a_pause(store: Unsteady, no_pause: list[float]) -> None:
     store.before = [store.rival("b"), store.rival("c"), None]
     goal = Goal("a")
     assert (await RecordStore(store).update(KEY, Setting, goal)).is_changed
     assert goal.seen == [None, "b", "c"]
     assert await stored(store) == Setting("a")
-    assert no_pause == [1, 2]
+    assert len(no_pause) == 2
 
 
-async def test_the_pause_grows_and_ends() -> None:
-    assert records.FIRST_PAUSE_S < records.LONGEST_PAUSE_S
-    longest = [
-        min(records.FIRST_PAUSE_S * 2**n, records.LONGEST_PAUSE_S) for n in range(records.ATTEMPTS - 1)
-    ]
-    assert longest == sorted(longest)
-    assert sum(longest) < 1
+async def test_all_pauses_together_are_short(store: Unsteady, no_pause: list[float]) -> None:
+    store.before = [store.rival(str(n)) for n in range(records.ATTEMPTS)]
+    with pytest.raises(records.RecordBusy):
+        await RecordStore(store).update(KEY, Setting, Goal("a"))
+    assert len(no_pause) == records.ATTEMPTS - 1
+    assert sum(no_pause) < 1
 
 
 async def test_a_refusal_of_decide_changes_nothing(store: Unsteady) -> None:
