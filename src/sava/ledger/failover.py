@@ -63,7 +63,7 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol import record as steps
-from sava.ledger.records import LedgerRecordChanged, LedgerRecordCorrupt, Stored
+from sava.ledger.records import LedgerRecordChanged, LedgerRecordCorrupt, Stored, record_key
 from sava.ledger.recoverer import BytesMissing, LedgerReader, Recoverer
 from sava.ledger.tail_recovery import (
     WHOLE,
@@ -76,6 +76,7 @@ from sava.ledger.tail_recovery import (
 )
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
+from sava.metadata.records import RecordChange, RecordStore, Versioned
 from sava.metadata.store import MetadataStore
 from sava.storage.orphans import named_states
 from sava.supervisor import Supervisor
@@ -529,9 +530,19 @@ class UncleanRecovery:
         if await self._missing(ledger, stored) != loss:
             return False
         abandoned = steps.abandoned(stored.record, loss.missing)
+
+        def decide(found: Versioned[LedgerRecord]) -> RecordChange[LedgerRecord]:
+            if found.revision != stored.revision:
+                raise LedgerRecordChanged(ledger, None)
+            return RecordChange(abandoned)
+
         try:
-            await self._access.records.change(
-                ledger, abandoned, revision=stored.revision, fence_term=self._leadership.term()
+            await RecordStore(self._store).update(
+                record_key(ledger),
+                LedgerRecord,
+                decide,
+                what=f"the record of ledger {ledger}",
+                fence_term=self._leadership.term(),
             )
         except LedgerRecordChanged:
             return False
