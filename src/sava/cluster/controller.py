@@ -101,11 +101,11 @@ class Controller:
         self.loads = Loads(interval_s=config.load_manager.load_report_interval_seconds)
         self._writer = DecisionWriter(view, store)
         self._moves = Moves(view, store, self._placement, self._state_of, prepare_move)
-        self._drains = Drains(view, store, self._move_for_drain, wake=self._wake)
+        self._woken = asyncio.Event()
+        self._drains = Drains(view, store, self._move_for_drain, wake=self._woken.set)
         self._rounds = Rebalancer(view, self.loads, config.load_manager, self._move_for_balance)
         self._touched: set[TopicName] = set()
         self._touches_all = True
-        self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._working: dict[str, asyncio.Task[None]] = {}
         self._round: asyncio.Task[Rebalanced] | None = None
@@ -243,9 +243,6 @@ class Controller:
             self._touches_all = True
         elif not self._touches_all:
             self._touched |= topics
-        self._woken.set()
-
-    def _wake(self) -> None:
         self._woken.set()
 
     async def _run(self) -> None:
