@@ -31,9 +31,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sava.cluster import records
 from sava.cluster.registration import Registrar
@@ -51,6 +51,7 @@ from sava.topics import ownership, specs
 from sava.topics.errors import NotOwner, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.ownership import WrongState
+from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState, TopicSpec
 
 log = logging.getLogger(__name__)
@@ -76,29 +77,6 @@ HAND_OVER_GRACE_S: Final = 5.0
 RELEASE_S: Final = 30.0
 NOT_SERVING: Final = -1
 """Instead of an epoch: it is loaded and has stopped by itself."""
-
-
-class Loaded(Protocol):
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def is_serving(self) -> bool: ...
-
-
-class Served(Protocol):
-    """What the agent needs of ``Topics``."""
-
-    @property
-    def loaded(self) -> Mapping[TopicName, Loaded]: ...
-
-    async def get(self, name: TopicName) -> object: ...
-
-    async def hand_over(self, name: TopicName, *, timeout: float) -> int: ...
-
-    async def drop(self, name: TopicName, why: str) -> None: ...
-
-    async def let_go(self, name: TopicName) -> None: ...
 
 
 class Job(StrEnum):
@@ -159,7 +137,7 @@ class Agent:
         self,
         view: ClusterView,
         store: MetadataStore,
-        topics: Served,
+        topics: ServedTopics,
         *,
         broker: int,
         registrar: Registrar,
