@@ -63,7 +63,7 @@ from sava.ledger.protocol import (
     StorageId,
 )
 from sava.ledger.protocol import record as steps
-from sava.ledger.records import LedgerRecordChanged, LedgerRecordCorrupt, Stored, record_key
+from sava.ledger.records import LedgerRecordChanged, Stored, record_key
 from sava.ledger.recoverer import BytesMissing, LedgerReader, Recoverer
 from sava.ledger.tail_recovery import (
     WHOLE,
@@ -76,7 +76,7 @@ from sava.ledger.tail_recovery import (
 )
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
-from sava.metadata.records import RecordChange, RecordStore, Versioned
+from sava.metadata.records import RecordChange, RecordCorrupt, RecordStore, Versioned
 from sava.metadata.store import MetadataStore
 from sava.storage.orphans import named_states
 from sava.supervisor import Supervisor
@@ -223,7 +223,7 @@ class Failover:
                 if self._view.is_ready:
                     await self._pass()
                 corrupt = ""
-            except LedgerRecordCorrupt as error:
+            except RecordCorrupt as error:
                 if str(error) != corrupt:
                     corrupt = str(error)
                     log.error("failover: %s", error)

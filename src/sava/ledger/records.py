@@ -17,12 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-import msgspec
-
-from sava.errors import HostError, RetryableError
+from sava.errors import RetryableError
 from sava.ledger.protocol import LedgerId, LedgerRecord
-from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, Relation, Target
+from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put
 from sava.metadata.errors import Compacted
+from sava.metadata.records import decode, encode, unchanged
 from sava.metadata.store import MetadataStore
 from sava.supervisor import Supervisor
 from sava.tasks import Backoff, Reconciler, cancelled
@@ -37,10 +36,6 @@ class Stored(NamedTuple):
 
     record: LedgerRecord
     revision: int
-
-
-class LedgerRecordCorrupt(HostError):
-    """The record of a ledger cannot be read. No broker may act as if there were none."""
 
 
 class LedgerRecordChanged(RetryableError):
@@ -66,11 +61,8 @@ def ledger_of_key(key: str) -> LedgerId | None:
 
 
 def stored(kv: KeyValue) -> Stored:
-    """Raises LedgerRecordCorrupt."""
-    try:
-        return Stored(msgspec.json.decode(kv.value, type=LedgerRecord), kv.mod_revision)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LedgerRecordCorrupt(f"the record {kv.key} cannot be read: {error}") from error
+    """Raises RecordCorrupt. No broker may act as if there were none."""
+    return Stored(decode(kv, LedgerRecord), kv.mod_revision)
 
 
 class LedgerRecords:
@@ -111,7 +103,7 @@ class LedgerRecords:
         return _by_ledger(found)
 
     def known(self) -> Mapping[LedgerId, Stored]:
-        """All of them as this node knows them, oldest first for each broker. Raises LedgerRecordCorrupt."""
+        """All of them as this node knows them, oldest first for each broker. Raises RecordCorrupt."""
         return _by_ledger(self._store.local.range(LEDGERS).kvs)
 
     # -- changing ----------------------------------------------------------------------------
@@ -119,7 +111,7 @@ class LedgerRecords:
     async def open(self, ledger: LedgerId, record: LedgerRecord) -> int:
         """Store the first record under an unused number; its revision. Raises LedgerRecordChanged if it is
         used."""
-        return await self._write(ledger, Put(record_key(ledger), msgspec.json.encode(record)), 0)
+        return await self._write(ledger, Put(record_key(ledger), encode(record)), 0)
 
     async def change(
         self,
@@ -131,7 +123,7 @@ class LedgerRecords:
         fence_term: int = 0,
     ) -> int:
         """Compare-and-swap; the new revision. Raises LedgerRecordChanged."""
-        put = Put(record_key(ledger), msgspec.json.encode(record))
+        put = Put(record_key(ledger), encode(record))
         return await self._write(ledger, put, revision, conditions, fence_term)
 
     async def remove(self, ledger: LedgerId, *, revision: int) -> None:
@@ -147,8 +139,8 @@ class LedgerRecords:
         fence_term: int = 0,
     ) -> int:
         key = record_key(ledger)
-        unchanged = Compare(key, Target.MOD_REVISION, Relation.EQUAL, revision)
-        result = await self._store.txn((unchanged, *conditions), (operation,), fence_term=fence_term)
+        compare = (unchanged(key, revision), *conditions)
+        result = await self._store.txn(compare, (operation,), fence_term=fence_term)
         if not result.succeeded:
             raise LedgerRecordChanged(ledger, await self.get(ledger))
         return result.revision
