@@ -80,8 +80,8 @@ OWNERSHIP_MUTANTS: tuple[Mutant, ...] = (
         more=(
             (
                 "sava/cluster/planning.py",
-                "from sava.metadata.records import RecordCorrupt, absent, unchanged\n",
-                "from sava.metadata.records import RecordCorrupt, absent, present, unchanged\n",
+                "from sava.metadata.records import RecordCorrupt, absent, encode, unchanged\n",
+                "from sava.metadata.records import RecordCorrupt, absent, encode, present, unchanged\n",
             ),
         ),
     ),

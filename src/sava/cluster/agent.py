@@ -31,9 +31,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sava.cluster import records
 from sava.cluster.registration import Registrar
@@ -41,23 +41,24 @@ from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import SavaError
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unfinished
-from sava.metadata.records import RecordCorrupt, unchanged
+from sava.metadata.records import RecordBusy, RecordCorrupt, unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage.catalog import Catalog
 from sava.storage.types import TopicKey
 from sava.supervisor import Supervisor
 from sava.tasks import Backoff, Reconciler, cancelled, spawn
 from sava.topics import ownership, specs
-from sava.topics.errors import NotOwner, RegistryBusy, TopicUnknown
+from sava.topics.errors import NotOwner, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.ownership import WrongState
+from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState, TopicSpec
 
 log = logging.getLogger(__name__)
 
 FAILURES: Final = (SavaError, TimeoutError, OSError)
 """Of one topic: logged, and tried again later."""
-OVERTAKEN: Final = (NotOwner, TopicUnknown, WrongState, RegistryBusy)
+OVERTAKEN: Final = (NotOwner, TopicUnknown, WrongState, RecordBusy)
 """Another broker or a client has changed the record: what is to be done is decided again."""
 PASS_S: Final = 15.0
 CHUNK: Final = 256
@@ -76,29 +77,6 @@ HAND_OVER_GRACE_S: Final = 5.0
 RELEASE_S: Final = 30.0
 NOT_SERVING: Final = -1
 """Instead of an epoch: it is loaded and has stopped by itself."""
-
-
-class Loaded(Protocol):
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def is_serving(self) -> bool: ...
-
-
-class Served(Protocol):
-    """What the agent needs of ``Topics``."""
-
-    @property
-    def loaded(self) -> Mapping[TopicName, Loaded]: ...
-
-    async def get(self, name: TopicName) -> object: ...
-
-    async def hand_over(self, name: TopicName, *, timeout: float) -> int: ...
-
-    async def drop(self, name: TopicName, why: str) -> None: ...
-
-    async def let_go(self, name: TopicName) -> None: ...
 
 
 class Job(StrEnum):
@@ -159,7 +137,7 @@ class Agent:
         self,
         view: ClusterView,
         store: MetadataStore,
-        topics: Served,
+        topics: ServedTopics,
         *,
         broker: int,
         registrar: Registrar,
@@ -371,13 +349,13 @@ class Agent:
         return TopicEntry(name, spec, kv.mod_revision, *ownership.known(local, name))
 
     async def _write(self, step: str, entry: TopicEntry, **changes: Any) -> None:
-        """Raises WrongState or RegistryBusy if it was overtaken: what is to be done is decided again."""
+        """Raises WrongState or RecordBusy if it was overtaken: what is to be done is decided again."""
         name = entry.name
         record = ownership.after(step, name, entry.record, **changes)
         key = specs.ownership_key(name)
         compare = (unchanged(key, entry.revision), unchanged(specs.spec_key(name), entry.spec_revision))
         if not (await self._store.txn(compare, (Put(key, specs.encode(record)),), batched=True)).succeeded:
-            raise RegistryBusy(f"topic {name}: its ownership changed before {step} was written")
+            raise RecordBusy(f"topic {name}: its ownership changed before {step} was written")
 
     # -- for others --------------------------------------------------------------------------
 

@@ -29,13 +29,13 @@ from sava.cluster.loads import Loads
 from sava.cluster.moves import Move, Moves, PrepareMove
 from sava.cluster.planning import (
     ORPHAN_LOOK_S,
-    DecisionWriter,
     Placement,
     Plan,
     Scene,
     Sightings,
     is_settled,
     plan,
+    write_decisions,
 )
 from sava.cluster.rebalancer import Balance, Rebalanced, Rebalancer
 from sava.cluster.records import BrokerMode, NotController, RebalanceRunning, Registration
@@ -99,13 +99,12 @@ class Controller:
         self._beside = {"deletions": finish_deletions, "writers": tend_writers}
         """What takes its time, and must not keep topics waiting."""
         self.loads = Loads(interval_s=config.load_manager.load_report_interval_seconds)
-        self._writer = DecisionWriter(view, store)
         self._moves = Moves(view, store, self._placement, self._state_of, prepare_move)
-        self._drains = Drains(view, store, self._move_for_drain, wake=self._wake)
+        self._woken = asyncio.Event()
+        self._drains = Drains(view, store, self._move_for_drain, wake=self._woken.set)
         self._rounds = Rebalancer(view, self.loads, config.load_manager, self._move_for_balance)
         self._touched: set[TopicName] = set()
         self._touches_all = True
-        self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._working: dict[str, asyncio.Task[None]] = {}
         self._round: asyncio.Task[Rebalanced] | None = None
@@ -245,9 +244,6 @@ class Controller:
             self._touched |= topics
         self._woken.set()
 
-    def _wake(self) -> None:
-        self._woken.set()
-
     async def _run(self) -> None:
         while True:
             term = self._leadership.term()
@@ -316,7 +312,7 @@ class Controller:
                     (each.name, self._state_revision(each.name)) for each in planned.orphans
                 )
                 self._warn_of_many_gone(planned)
-                done = await self._writer.write(planned.decisions, term=term)
+                done = await write_decisions(self._view, self._store, planned.decisions, term=term)
                 self.assignments += sum(1 for decision in done if decision.step == "assign")
                 await asyncio.sleep(0)
             self._last_placed = scene.placement.last

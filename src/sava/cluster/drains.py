@@ -20,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -38,19 +38,16 @@ from sava.cluster.records import (
     NotController,
 )
 from sava.cluster.view import ClusterView, TopicEntry
-from sava.metadata.commands import Compare, Put
+from sava.metadata.commands import Compare
 from sava.metadata.errors import Deposed
-from sava.metadata.records import present, unchanged
+from sava.metadata.records import Decide, RecordBusy, RecordChange, RecordStore, Versioned, present
 from sava.metadata.store import MetadataStore
 from sava.tasks import cancelled
-from sava.topics import specs
-from sava.topics.errors import RegistryBusy
 from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS: Final = 16
 SHOWN_S: Final = 5.0
 RETRIES: Final = 3
 RETRY_PAUSE_S: Final = 1.0
@@ -252,7 +249,7 @@ class Drains:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._view = view
-        self._store = store
+        self._records = RecordStore(store)
         self._move = move
         self._wake = wake
         self._clock = clock
@@ -279,13 +276,13 @@ class Drains:
         BrokerUnknown, MoveRefused, NotController."""
         now_ms = time.time_ns() // 1_000_000
         wanted = msgspec.structs.replace(mode, mode=Mode.DRAINING, since_ms=now_ms)
-        await self._set_mode(broker, lambda _: (wanted, self._check(broker)), term)
+        await self._set_mode(broker, lambda _: RecordChange(wanted, conditions=self._check(broker)), term)
         await self._sync()
         drain = self._drains.get(broker)
         if self._term != term:
             raise NotController
         if drain is None or drain.mode != wanted:
-            raise RegistryBusy(f"the drain of broker {broker} was called off at once")
+            raise RecordBusy(f"the drain of broker {broker} was called off at once")
         self._wake()
         last = None
         while last is None or not last.is_done:
@@ -305,13 +302,13 @@ class Drains:
     async def activate(self, broker: int, reason: str, *, term: int) -> bool:
         """Whether it was active already. Raises BrokerUnknown, NotController."""
 
-        def decide(now: BrokerMode | None) -> tuple[BrokerMode, Sequence[Compare]] | None:
-            if now is None and broker not in self._view.brokers:
+        def decide(found: Versioned[BrokerMode]) -> RecordChange[BrokerMode] | None:
+            if found.value is None and broker not in self._view.brokers:
                 raise BrokerUnknown(broker)
-            if now is None or now.mode is Mode.ACTIVE:
+            if found.value is None or found.value.mode is Mode.ACTIVE:
                 return None
             now_ms = time.time_ns() // 1_000_000
-            return BrokerMode(mode=Mode.ACTIVE, reason=reason, since_ms=now_ms), ()
+            return RecordChange(BrokerMode(mode=Mode.ACTIVE, reason=reason, since_ms=now_ms))
 
         return not await self._set_mode(broker, decide, term)
 
@@ -319,44 +316,30 @@ class Drains:
         """The conditions of a drain: the broker is there, and another that may take its topics."""
         if broker not in self._view.brokers:
             raise BrokerUnknown(broker)
-        active = planning.candidates(self._view.brokers, self._store.local)
+        active = planning.candidates(self._view.brokers, self._records.store.local)
         other = next((each for each in active.values() if each.broker != broker), None)
         if other is None:
             raise MoveRefused(f"broker {broker} cannot be drained: no other broker is active")
         return (present(records.registration_key(broker)), *other.conditions)
 
-    async def _set_mode(
-        self,
-        broker: int,
-        decide: Callable[[BrokerMode | None], tuple[BrokerMode, Sequence[Compare]] | None],
-        term: int,
-    ) -> bool:
-        """Whether it was changed. ``decide`` says to what, and under which conditions."""
-        key = records.mode_key(broker)
-        for _ in range(ATTEMPTS):
-            kv = await self._store.get(key)
-            decided = decide(specs.decode(kv, BrokerMode) if kv is not None else None)
-            if decided is None:
-                return False
-            mode, conditions = decided
-            seen = unchanged(key, kv.mod_revision if kv is not None else 0)
-            try:
-                result = await self._store.txn(
-                    (seen, *conditions), (Put(key, specs.encode(mode)),), fence_term=term
-                )
-            except Deposed as error:
-                raise NotController from error
-            if result.succeeded:
-                log.info(
-                    "cluster: a broker's mode broker=%d mode=%s reason=%s", broker, mode.mode, mode.reason
-                )
-                await self._shown(broker, mode)
-                return True
-        raise RegistryBusy(f"the mode of broker {broker} changed under {ATTEMPTS} attempts to change it")
-
-    async def _shown(self, broker: int, mode: BrokerMode) -> None:
-        with suppress(TimeoutError):
-            await self._view.wait(lambda: self._view.mode(broker) == mode, timeout=SHOWN_S)
+    async def _set_mode(self, broker: int, decide: Decide[BrokerMode], term: int) -> bool:
+        """Whether it was changed. Raises NotController, RecordBusy."""
+        try:
+            updated = await self._records.update(
+                records.mode_key(broker),
+                BrokerMode,
+                decide,
+                what=f"the mode of broker {broker}",
+                fence_term=term,
+            )
+        except Deposed as error:
+            raise NotController from error
+        mode = updated.value
+        if updated.is_changed and mode is not None:
+            log.info("cluster: a broker's mode broker=%d mode=%s reason=%s", broker, mode.mode, mode.reason)
+            with suppress(TimeoutError):
+                await self._view.wait(lambda: self._view.mode(broker) == mode, timeout=SHOWN_S)
+        return updated.is_changed
 
     # -- going on ----------------------------------------------------------------------------
 
@@ -399,4 +382,6 @@ class Drains:
 
     async def _finish(self, drain: Drain, term: int) -> None:
         drained = msgspec.structs.replace(drain.mode, mode=Mode.DRAINED)
-        await self._set_mode(drain.broker, lambda now: (drained, ()) if now == drain.mode else None, term)
+        await self._set_mode(
+            drain.broker, lambda found: RecordChange(drained) if found.value == drain.mode else None, term
+        )

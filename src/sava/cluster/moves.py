@@ -15,11 +15,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sava.cluster.planning import Candidate, Decision, DecisionWriter, Placement, decide, holds, store_of
+from sava.cluster.planning import Candidate, Decision, Placement, decide, store_of
 from sava.cluster.records import (
     AlreadyMoving,
     MovePostponed,
@@ -28,16 +28,16 @@ from sava.cluster.records import (
 )
 from sava.cluster.view import ClusterView, TopicEntry
 from sava.errors import SavaError
-from sava.metadata.errors import Deposed, OutcomeUnknown
+from sava.metadata.errors import Deposed
+from sava.metadata.records import RecordChange, RecordStore, Versioned, unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage.types import TopicState
 from sava.topics import specs
-from sava.topics.errors import RegistryBusy, TopicUnknown
+from sava.topics.errors import TopicUnknown
 from sava.topics.names import TopicName
-from sava.topics.ownership import NO_OWNER
-from sava.topics.specs import OwnershipState
+from sava.topics.ownership import NO_OWNER, UNASSIGNED
+from sava.topics.specs import Ownership, OwnershipState
 
-ATTEMPTS: Final = 16
 SHOWN_S: Final = 2.0
 OUTCOME_GRACE_S: Final = 15.0
 """Beyond the owner's time: for the controller to take the move back, or for the new owner to begin."""
@@ -81,11 +81,10 @@ class Moves:
     ) -> None:
         """``state_of``: what storage has of a topic; None: it was never opened."""
         self._view = view
-        self._store = store
+        self._records = RecordStore(store)
         self._place = place
         self._state_of = state_of
         self._prepare = prepare
-        self._writer = DecisionWriter(view, store)
         self.bound: Counter[int] = Counter()
         """Topics on their way to each broker. Without them, many moves that begin at once would all choose
         the broker that has the least."""
@@ -94,10 +93,26 @@ class Moves:
         self, name: TopicName, *, term: int, target: int = 0, reason: str, timeout_ms: int
     ) -> Move:
         """Returns when it is over, one way or the other. Raises NotController, TopicUnknown, MoveRefused,
-        MovePostponed, WrongState."""
+        MovePostponed, WrongState, RecordBusy."""
         await self._make_ready(await self._find(name), target, timeout_ms / 1000)
-        for _ in range(ATTEMPTS):
-            entry = await self._find(name)
+        with ExitStack() as bound:
+            decision, arrive = await self._begin(
+                name, bound, term=term, target=target, reason=reason, timeout_ms=timeout_ms
+            )
+            return await self._watch(decision, timeout_ms / 1000 + OUTCOME_GRACE_S, arrive)
+
+    async def _begin(
+        self, name: TopicName, bound: ExitStack, *, term: int, target: int, reason: str, timeout_ms: int
+    ) -> tuple[Decision, Callable[[], None]]:
+        """What was decided, now that the topic is moving. ``bound`` counts it for its next owner."""
+        begun: list[tuple[Decision, Callable[[], None]]] = []
+
+        async def begin(found: Versioned[Ownership]) -> RecordChange[Ownership] | None:
+            seen = await self._find(name)
+            entry = seen._replace(record=found.value or UNASSIGNED, revision=found.revision)
+            if found.is_in_doubt and _is_past(entry, begun[-1][0].entry):
+                return None  # moved once more, it might go back to where it came from
+            bound.close()  # another broker may be the better one by now
             if entry.record.state is _S.MOVING:
                 raise AlreadyMoving(name, entry.record)
             chosen = self._choose(entry, target)
@@ -110,13 +125,18 @@ class Moves:
                 reason=reason,
                 timeout_ms=timeout_ms,
             )
-            with self._on_the_way(chosen.broker) as arrive:
-                if await self._begin(decision, term):
-                    return await self._watch(decision, timeout_ms / 1000 + OUTCOME_GRACE_S, arrive)
-            if not all(holds(self._store.local, each) for each in decision.seen):
-                with suppress(TimeoutError):
-                    await self._writer.changed(decision)
-        raise RegistryBusy(f"topic {name} changed under {ATTEMPTS} attempts to move it")
+            begun.append((decision, bound.enter_context(self._on_the_way(chosen.broker))))
+            is_same_topic = unchanged(specs.spec_key(name), entry.spec_revision)
+            return RecordChange(decision.record, conditions=(is_same_topic, *decision.conditions))
+
+        try:
+            updated = await self._records.update(
+                specs.ownership_key(name), Ownership, begin, what=f"topic {name}", fence_term=term
+            )
+        except Deposed as error:
+            raise NotController from error
+        # After a lost answer it may be an earlier decision that took effect.
+        return next((each for each in begun if each[0].record == updated.value), begun[-1])
 
     async def _make_ready(self, entry: TopicEntry, target: int, timeout: float) -> None:
         """Raises MovePostponed if the owner cannot upload what the topic has; and what refuses the move, so
@@ -134,7 +154,7 @@ class Moves:
     async def _find(self, name: TopicName) -> TopicEntry:
         """A topic that is not in the view may have been created a moment ago."""
         if not self._view.has(name):
-            kv = await self._store.get(specs.spec_key(name))
+            kv = await self._records.store.get(specs.spec_key(name))
             if kv is not None:
                 with suppress(TimeoutError):
                     await self._view.wait(lambda: self._view.has(name), timeout=SHOWN_S, about=name)
@@ -175,17 +195,6 @@ class Moves:
                 f"topic {entry.name} cannot go to broker {target}, which has another object store than the "
                 f"one that its segments are in ({store_id})"
             )
-
-    async def _begin(self, decision: Decision, term: int) -> bool:
-        """Whether it is moving now; not if something changed meanwhile."""
-        try:
-            result = await self._store.txn(decision.compare, (decision.put,), fence_term=term)
-        except Deposed as error:
-            raise NotController from error
-        except OutcomeUnknown:
-            kv = await self._store.get(decision.put.key)
-            return kv is not None and kv.value == decision.put.value
-        return result.succeeded
 
     async def _watch(self, decision: Decision, timeout: float, arrive: Callable[[], None]) -> Move:
         name, began, seen = decision.name, time.monotonic(), decision.entry
@@ -232,6 +241,11 @@ class Moves:
             yield arrive
         finally:
             arrive()
+
+
+def _is_past(now: TopicEntry, before: TopicEntry) -> bool:
+    """Whether the topic has left the state in which its move was decided."""
+    return now.record.state is not _S.ASSIGNED or now.record.epoch > before.record.epoch
 
 
 def outcome_of(before: TopicEntry, now: TopicEntry | None, *, is_deleting: bool) -> Move | None:

@@ -30,18 +30,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from sava.errors import CallerError, RetryableError
-from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put
+from sava.metadata.commands import Compare, Delete, KeyValue, Put
 from sava.metadata.errors import LeaseNotFound
-from sava.metadata.records import absent, unchanged
+from sava.metadata.records import RecordChange, RecordStore, Updated, Versioned, decode, encode, unchanged
 from sava.metadata.store import LocalView, MetadataStore, RangeResult
-from sava.topics import specs
 from sava.topics.names import InvalidName, check_name
 
 PIPELINES: Final = "/pipelines/"
@@ -185,13 +184,13 @@ def pipelines_of(found: RangeResult) -> list[Pipeline]:
 def _pipeline(kv: KeyValue, claim: KeyValue | None, status: KeyValue | None) -> Pipeline:
     held = None
     if claim is not None:
-        held = HeldClaim(specs.decode(claim, Claim).runner, claim.mod_revision, claim.lease)
+        held = HeldClaim(decode(claim, Claim).runner, claim.mod_revision, claim.lease)
     return Pipeline(
         name=kv.key.removeprefix(PIPELINES),
-        record=specs.decode(kv, PipelineRecord),
+        record=decode(kv, PipelineRecord),
         revision=kv.mod_revision,
         claim=held,
-        reported=specs.decode(status, PipelineStatus) if status is not None else PipelineStatus(),
+        reported=decode(status, PipelineStatus) if status is not None else PipelineStatus(),
     )
 
 
@@ -200,7 +199,7 @@ def runners_of(found: RangeResult, pipelines: Sequence[Pipeline]) -> list[Runner
     return [
         Runner(
             name=(name := kv.key.removeprefix(RUNNERS)),
-            record=specs.decode(kv, RunnerRecord),
+            record=decode(kv, RunnerRecord),
             claims=sum(each.claim is not None and each.claim.runner == name for each in pipelines),
         )
         for kv in found.kvs
@@ -249,12 +248,6 @@ class PipelineStopping(RetryableError):
         self.name, self.runner = name, runner
 
 
-class PipelineContended(RetryableError):
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the record of pipeline {name} changed whenever it was to be changed; try again")
-        self.name = name
-
-
 class RunnerUnknown(CallerError):
     """Its lease has ended, or it never had one. Everything that it had claimed is open to others."""
 
@@ -265,7 +258,6 @@ class RunnerUnknown(CallerError):
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS: Final = 8
 MAX_SETTINGS_BYTES: Final = 64 << 10
 MAX_ERROR_CHARACTERS: Final = 2_000
 REWRITE_MS: Final = 10_000
@@ -301,6 +293,7 @@ class Pipelines:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        self._records = RecordStore(store)
 
     # -- for people and policies ---------------------------------------------------------------
 
@@ -332,58 +325,79 @@ class Pipelines:
         check_name(name, "pipeline")
         _check(kind, settings)
 
-        async def change(found: Pipeline | None) -> bool:
-            wanted = PipelineRecord(kind=kind, settings=dict(settings), made_by=made_by)
+        def change(found: Pipeline | None) -> PipelineRecord:
+            is_paused = False
             if found is not None:
                 _require_changeable(found, made_by)
                 if create_only:
                     raise PipelineExists(name)
-                wanted = msgspec.structs.replace(wanted, is_paused=found.record.is_paused)
-                if wanted == found.record:
-                    return True
-            if not await self._write(found, (Put(pipeline_key(name), specs.encode(wanted)),), name):
-                return False
-            log.info("pipelines: %s name=%s kind=%s", "changed" if found else "created", name, kind)
-            return True
+                is_paused = found.record.is_paused
+            return PipelineRecord(kind=kind, settings=dict(settings), made_by=made_by, is_paused=is_paused)
 
-        return await self._change(name, change)
+        if (await self._change(name, change)).is_changed:
+            log.info("pipelines: applied name=%s kind=%s", name, kind)
+        return await self.get(name)
 
     async def pause(self, name: str, *, is_paused: bool) -> Pipeline:
         """Pause or resume it. Raises PipelineUnknown, PipelineStopping."""
 
-        async def change(found: Pipeline | None) -> bool:
+        def change(found: Pipeline | None) -> PipelineRecord:
             if found is None:
                 raise PipelineUnknown(name)
             if found.record.is_deleting:
                 raise PipelineStopping(name, _holder(found))
-            if found.record.is_paused == is_paused:
-                return True
-            record = msgspec.structs.replace(found.record, is_paused=is_paused)
-            return await self._write(found, (Put(pipeline_key(name), specs.encode(record)),), name)
+            return msgspec.structs.replace(found.record, is_paused=is_paused)
 
-        return await self._change(name, change)
+        await self._change(name, change)
+        return await self.get(name)
+
+    async def _change(
+        self, name: str, change: Callable[[Pipeline | None], PipelineRecord]
+    ) -> Updated[PipelineRecord]:
+        def decide(found: Versioned[PipelineRecord]) -> RecordChange[PipelineRecord] | None:
+            changed = change(self._pipeline(name, found))
+            return RecordChange(changed) if changed != found.value else None
+
+        return await self._records.update(pipeline_key(name), PipelineRecord, decide, what=f"pipeline {name}")
+
+    def _pipeline(self, name: str, found: Versioned[PipelineRecord]) -> Pipeline | None:
+        """With its claim and status, which this node knows at least as well as the record."""
+        local = self._store.local
+        if found.kv is None:
+            return None
+        return _pipeline(found.kv, local.get(claim_key(name)), local.get(status_key(name)))
 
     async def delete(self, name: str, *, made_by: str = "") -> bool:
         """Whether it is gone; if not, it will be when its runner has stopped it. Raises PipelineUnknown,
         PipelineForeign."""
-        for _ in range(ATTEMPTS):
-            found = await self.get(name)
+        if not _is_possible(name):
+            raise PipelineUnknown(name)
+
+        def decide(record: Versioned[PipelineRecord]) -> RecordChange[PipelineRecord] | None:
+            found = self._pipeline(name, record)
+            if found is None and record.is_in_doubt:
+                return None  # marked, and its runner has removed it
+            if found is None:
+                raise PipelineUnknown(name)
             if found.record.is_deleting:
-                return False
+                return None
             if found.record.made_by != made_by:
                 raise PipelineForeign(name, found.record.made_by)
-            operations: tuple[Operation, ...] = _removal(name)
-            if found.claim is not None:
-                record = msgspec.structs.replace(found.record, is_deleting=True)
-                lease = found.claim.lease
-                operations = (Put(pipeline_key(name), specs.encode(record), lease), Delete(status_key(name)))
-            try:
-                if await self._write(found, operations, name, with_claim=True):
-                    log.info("pipelines: deleted name=%s", name)
-                    return found.claim is None
-            except LeaseNotFound:
-                continue  # and with the lease went the claim
-        raise PipelineContended(name)
+            conditions = (_same_claim(found),)
+            if found.claim is None:
+                return RecordChange(None, (Delete(status_key(name)),), conditions)
+            marked = msgspec.structs.replace(found.record, is_deleting=True)
+            return RecordChange(marked, (Delete(status_key(name)),), conditions, found.claim.lease)
+
+        try:
+            updated = await self._records.update(
+                pipeline_key(name), PipelineRecord, decide, what=f"pipeline {name}"
+            )
+        except LeaseNotFound:
+            return await self.delete(name, made_by=made_by)  # with the lease went the claim
+        if updated.is_changed:
+            log.info("pipelines: deleted name=%s", name)
+        return updated.value is None
 
     # -- for runners ---------------------------------------------------------------------------
 
@@ -399,20 +413,23 @@ class Pipelines:
         return JoinedRunner(lease, ttl_ms, runners_of(found, self.known()))
 
     async def _renew(self, runner: str, record: RunnerRecord, ttl_ms: int) -> tuple[int, int]:
-        key = runner_key(runner)
-        for _ in range(ATTEMPTS):
-            kv = await self._store.get(key)
-            if kv is not None:
-                try:
-                    return kv.lease, await self._store.keep_alive(kv.lease)
-                except LeaseNotFound:
-                    continue
-            lease = await self._store.grant_lease(ttl_ms)
-            put = Put(key, specs.encode(msgspec.structs.replace(record, since_ms=now_ms())), lease)
-            if (await self._store.txn((absent(key),), (put,))).succeeded:
-                log.info("pipelines: a runner has joined runner=%s lease=%d", runner, lease)
-                return lease, ttl_ms
-        raise PipelineContended(f"of runner {runner}")
+        async def join(found: Versioned[RunnerRecord]) -> RecordChange[RunnerRecord] | None:
+            if found.value is not None:
+                return None
+            joined = msgspec.structs.replace(record, since_ms=now_ms())
+            return RecordChange(joined, lease=await self._store.grant_lease(ttl_ms))
+
+        while True:
+            updated = await self._records.update(
+                runner_key(runner), RunnerRecord, join, what=f"runner {runner}"
+            )
+            if updated.is_changed:
+                log.info("pipelines: a runner has joined runner=%s lease=%d", runner, updated.lease)
+                return updated.lease, ttl_ms
+            try:
+                return updated.lease, await self._store.keep_alive(updated.lease)
+            except LeaseNotFound:
+                pass  # and with it went the record
 
     async def leave(self, runner: str) -> None:
         """All its claims are open at once."""
@@ -431,29 +448,31 @@ class Pipelines:
 
     async def claim(self, name: str, runner: str) -> Claimed:
         """Granted too when it is this runner's already. Raises RunnerUnknown, PipelineUnknown."""
-        for _ in range(ATTEMPTS):
+
+        async def decide(claim: Versioned[Claim]) -> RecordChange[Claim] | None:
             found = await self.get(name)
-            if found.claim is not None:
-                return Claimed(found.claim.runner == runner, found.claim.number, found.claim.runner)
-            if found.record.is_paused or found.record.is_deleting:
-                return Claimed(False, 0, "")
-            owner = await self._store.get(runner_key(runner))
-            if owner is None:
+            if claim.value is not None or found.record.is_paused or found.record.is_deleting:
+                return None
+            owner = await self._records.get(runner_key(runner), RunnerRecord)
+            if owner.value is None:
                 raise RunnerUnknown(runner)
-            conditions = (
-                unchanged(pipeline_key(name), found.revision),
-                unchanged(owner.key, owner.mod_revision),
-                absent(claim_key(name)),
+            conditions = (unchanged(pipeline_key(name), found.revision), owner.unchanged)
+            return RecordChange(Claim(runner=runner), conditions=conditions, lease=owner.lease)
+
+        if not _is_possible(name):
+            raise PipelineUnknown(name)
+        try:
+            claimed = await self._records.update(
+                claim_key(name), Claim, decide, what=f"the claim of pipeline {name}"
             )
-            put = Put(claim_key(name), specs.encode(Claim(runner=runner)), owner.lease)
-            try:
-                result = await self._store.txn(conditions, (put,))
-            except LeaseNotFound:
-                raise RunnerUnknown(runner) from None
-            if result.succeeded:
-                log.info("pipelines: claimed name=%s runner=%s claim=%d", name, runner, result.revision)
-                return Claimed(True, result.revision, runner)
-        raise PipelineContended(name)
+        except LeaseNotFound:
+            raise RunnerUnknown(runner) from None
+        if claimed.value is None:
+            return Claimed(False, 0, "")
+        if claimed.is_changed:
+            log.info("pipelines: claimed name=%s runner=%s claim=%d", name, runner, claimed.revision)
+        holder = claimed.value.runner
+        return Claimed(holder == runner, claimed.revision, holder)
 
     async def report(self, name: str, runner: str, claim: int, status: PipelineStatus) -> Reported:
         found = await self._read(name)
@@ -463,59 +482,49 @@ class Pipelines:
         told = _stamped(status, runner, claim)
         if not found.record.is_deleting and _is_news(found.reported, told):
             conditions = (unchanged(claim_key(name), claim),)
-            if not (
-                await self._store.txn(conditions, (Put(status_key(name), specs.encode(told)),))
-            ).succeeded:
+            if not (await self._store.txn(conditions, (Put(status_key(name), encode(told)),))).succeeded:
                 return Reported(False, False, 0)
         return Reported(True, is_wanted, found.revision)
 
     async def release(self, name: str, runner: str, claim: int, status: PipelineStatus) -> None:
         """Nothing of it runs any more. Repeating it is harmless."""
-        for _ in range(ATTEMPTS):
-            found = await self._read(name)
+
+        def decide(held: Versioned[Claim]) -> RecordChange[Claim] | None:
+            found = pipeline_of(self._store.local, name)
             if found is None or not _is_held(found, runner, claim):
-                return
-            operations: tuple[Operation, ...] = _removal(name)
-            if not found.record.is_deleting:
-                told = specs.encode(_stamped(status, runner, claim))
-                operations = (Delete(claim_key(name)), Put(status_key(name), told))
-            if await self._write(found, operations, name, with_claim=True):
-                log.info("pipelines: released name=%s runner=%s claim=%d", name, runner, claim)
-                return
-        raise PipelineContended(name)
+                return None
+            conditions = (unchanged(pipeline_key(name), found.revision),)
+            if found.record.is_deleting:
+                return RecordChange(None, (Delete(pipeline_key(name)), Delete(status_key(name))), conditions)
+            told = encode(_stamped(status, runner, claim))
+            return RecordChange(None, (Put(status_key(name), told),), conditions)
+
+        if not _is_possible(name):
+            return
+        what = f"the claim of pipeline {name}"
+        if (await self._records.update(claim_key(name), Claim, decide, what=what)).is_changed:
+            log.info("pipelines: released name=%s runner=%s claim=%d", name, runner, claim)
 
     # -- records -------------------------------------------------------------------------------
 
     async def _read(self, name: str) -> Pipeline | None:
-        try:
-            check_name(name, "pipeline")
-        except InvalidName:
-            return None  # no such name was ever accepted
+        if not _is_possible(name):
+            return None
         await self._store.get(pipeline_key(name))  # from here on this node knows at least as much
         return pipeline_of(self._store.local, name)
 
-    async def _change(self, name: str, change: Callable[[Pipeline | None], Awaitable[bool]]) -> Pipeline:
-        for _ in range(ATTEMPTS):
-            if await change(await self._read(name)):
-                return await self.get(name)
-        raise PipelineContended(name)
 
-    async def _write(
-        self,
-        found: Pipeline | None,
-        operations: tuple[Operation, ...],
-        name: str,
-        *,
-        with_claim: bool = False,
-    ) -> bool:
-        """If the record, and with it the claim if that matters, is still what was found."""
-        conditions: tuple[Compare, ...] = (
-            unchanged(pipeline_key(name), found.revision if found is not None else 0),
-        )
-        if with_claim:
-            claim = found.claim if found is not None else None
-            conditions += (unchanged(claim_key(name), claim.number if claim is not None else 0),)
-        return (await self._store.txn(conditions, operations)).succeeded
+def _is_possible(name: str) -> bool:
+    """No other name was ever accepted."""
+    try:
+        check_name(name, "pipeline")
+    except InvalidName:
+        return False
+    return True
+
+
+def _same_claim(found: Pipeline) -> Compare:
+    return unchanged(claim_key(found.name), found.claim.number if found.claim is not None else 0)
 
 
 def _check(kind: str, settings: Mapping[str, Any]) -> None:
@@ -530,10 +539,6 @@ def _require_changeable(found: Pipeline, made_by: str) -> None:
         raise PipelineStopping(found.name, _holder(found))
     if found.record.made_by != made_by:
         raise PipelineForeign(found.name, found.record.made_by)
-
-
-def _removal(name: str) -> tuple[Operation, ...]:
-    return Delete(pipeline_key(name)), Delete(status_key(name)), Delete(claim_key(name))
 
 
 def _is_held(found: Pipeline, runner: str, claim: int) -> bool:

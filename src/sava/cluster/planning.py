@@ -1,5 +1,5 @@
 """Planning: which broker a topic should go to, and what the controller makes of what it sees. No clock, no
-store: a moment in, decisions out. Only ``DecisionWriter``, at the end, writes them down.
+store: a moment in, decisions out. Only ``write_decisions``, at the end, writes them down.
 
 **Placement.** Among the brokers that are there, are active and see the same segments, the topic goes to the
 one with the least load. Loads are estimates, so those within a tenth of the least count as equal; of equals
@@ -35,8 +35,8 @@ from typing import Final, NamedTuple
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode, Registration
 from sava.cluster.view import ClusterView, TopicEntry
-from sava.metadata.commands import Compare, KeyValue, Put, Relation, Target
-from sava.metadata.records import RecordCorrupt, absent, unchanged
+from sava.metadata.commands import Compare, KeyValue, Put
+from sava.metadata.records import RecordCorrupt, absent, encode, unchanged
 from sava.metadata.store import LocalView, MetadataStore
 from sava.storage.types import TopicState
 from sava.topics import ownership, specs
@@ -184,20 +184,12 @@ class Decision(NamedTuple):
         return self.entry.name
 
     @property
-    def seen(self) -> tuple[Compare, ...]:
-        """That its records are those that were seen."""
+    def compare(self) -> tuple[Compare, ...]:
         return (
             unchanged(specs.ownership_key(self.name), self.entry.revision),
             unchanged(specs.spec_key(self.name), self.entry.spec_revision),
+            *self.conditions,
         )
-
-    @property
-    def compare(self) -> tuple[Compare, ...]:
-        return (*self.seen, *self.conditions)
-
-    @property
-    def put(self) -> Put:
-        return Put(specs.ownership_key(self.name), specs.encode(self.record))
 
 
 def decide(entry: TopicEntry, step: str, conditions: tuple[Compare, ...] = (), **changes: object) -> Decision:
@@ -336,64 +328,30 @@ def _recover(entry: TopicEntry, scene: Scene, plan: Plan) -> None:
 SHOWN_S: Final = 1.0
 
 
-class DecisionWriter:
-    """Holds nothing between calls."""
+async def write_decisions(
+    view: ClusterView, store: MetadataStore, decisions: Sequence[Decision], *, term: int
+) -> list[Decision]:
+    """Those that took effect, as soon as the view shows them: the next pass must not decide the same again.
+    Raises Deposed, Unavailable, OutcomeUnknown."""
 
-    def __init__(self, view: ClusterView, store: MetadataStore) -> None:
-        self._view = view
-        self._store = store
-
-    async def write(self, decisions: Sequence[Decision], *, term: int) -> list[Decision]:
-        """Those that took effect, as soon as the view shows them: the next pass must not decide the
-        same again. Raises Deposed, Unavailable, OutcomeUnknown."""
-        tried = await asyncio.gather(
-            *(self._write(decision, term) for decision in decisions), return_exceptions=True
-        )
-        done = [decision for decision, is_done in zip(decisions, tried, strict=True) if is_done is True]
-        if done:
-            with suppress(TimeoutError):
-                await self.changed(done[-1])
-        for failure in tried:
-            if isinstance(failure, BaseException):
-                raise failure
-        return done
-
-    async def changed(self, decision: Decision) -> None:
-        """Until the view shows the topic differently from what was decided upon. Raises TimeoutError."""
-        seen, name = decision.entry, decision.name
-
-        def is_other() -> bool:
-            entry = self._view.entry(name)
-            return entry is None or (entry.revision, entry.spec_revision) != (
-                seen.revision,
-                seen.spec_revision,
-            )
-
-        await self._view.wait(is_other, timeout=SHOWN_S, about=name)
-
-    async def _write(self, decision: Decision, term: int) -> bool:
-        result = await self._store.txn(decision.compare, (decision.put,), fence_term=term, batched=True)
+    async def write(decision: Decision) -> bool:
+        put = Put(specs.ownership_key(decision.name), encode(decision.record))
+        result = await store.txn(decision.compare, (put,), fence_term=term, batched=True)
         return result.succeeded
 
+    tried = await asyncio.gather(*map(write, decisions), return_exceptions=True)
+    done = [decision for decision, is_done in zip(decisions, tried, strict=True) if is_done is True]
+    if done:
+        seen = done[-1].entry
 
-def holds(local: LocalView, compare: Compare) -> bool:
-    """By what this node knows."""
-    kv = local.get(compare.key)
-    match compare.target:
-        case Target.VERSION:
-            value = kv.version if kv is not None else 0
-        case Target.MOD_REVISION:
-            value = kv.mod_revision if kv is not None else 0
-        case Target.CREATE_REVISION:
-            value = kv.create_revision if kv is not None else 0
-        case Target.LEASE:
-            value = kv.lease if kv is not None else 0
-    match compare.relation:
-        case Relation.EQUAL:
-            return value == compare.operand
-        case Relation.NOT_EQUAL:
-            return value != compare.operand
-        case Relation.LESS:
-            return value < compare.operand
-        case Relation.GREATER:
-            return value > compare.operand
+        def is_shown() -> bool:
+            entry = view.entry(seen.name)
+            before = (seen.revision, seen.spec_revision)
+            return entry is None or (entry.revision, entry.spec_revision) != before
+
+        with suppress(TimeoutError):
+            await view.wait(is_shown, timeout=SHOWN_S, about=seen.name)
+    for failure in tried:
+        if isinstance(failure, BaseException):
+            raise failure
+    return done

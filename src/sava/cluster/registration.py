@@ -52,13 +52,12 @@ from sava.cluster.records import Registration
 from sava.errors import SavaError
 from sava.metadata.commands import Put
 from sava.metadata.errors import Deposed, LeaseNotFound, Unavailable
-from sava.metadata.records import unchanged
+from sava.metadata.records import RecordChange, RecordStore, encode, unchanged
 from sava.metadata.store import MetadataStore
 from sava.metadata.suspicion import Note
 from sava.raft.types import NodeId
 from sava.supervisor import Supervisor
-from sava.tasks import Backoff, cancelled, set_within
-from sava.topics import specs
+from sava.tasks import Backoff, Reconciler, cancelled, set_within
 
 log = logging.getLogger(__name__)
 
@@ -142,19 +141,18 @@ class Registrar:
         lease, key = self.incarnation, records.registration_key(self._broker)
         if not lease:
             return False
+        leaving = self._described(lease)
         try:
             async with asyncio.timeout(LEAVE_S):
-                kv = await self._store.get(key, timeout=LEAVE_S)
-                if kv is None or kv.lease != lease:
-                    return False
-                leaving = Put(key, specs.encode(self._described(lease)), lease=lease)
-                result = await self._store.txn(
-                    (unchanged(key, kv.mod_revision),), (leaving,), timeout=LEAVE_S
+                updated = await RecordStore(self._store, timeout=LEAVE_S).update(
+                    key,
+                    Registration,
+                    lambda found: RecordChange(leaving, lease=lease) if found.lease == lease else None,
                 )
         except FAILURES as error:
             log.warning("cluster: the others do not know that this broker leaves error=%s", error)
             return False
-        return result.succeeded
+        return updated.is_changed
 
     def _described(self, lease: int) -> Registration:
         return msgspec.structs.replace(self._describe(lease), is_leaving=self.is_leaving)
@@ -219,7 +217,7 @@ class Registrar:
         older = await self._store.get(key, timeout=CALL_S)
         result = await self._store.txn(
             (unchanged(key, older.mod_revision if older is not None else 0),),
-            (Put(key, specs.encode(self._described(self._lease)), lease=self._lease),),
+            (Put(key, encode(self._described(self._lease)), lease=self._lease),),
             timeout=CALL_S,
         )
         if not result.succeeded:
@@ -286,6 +284,8 @@ class Registrar:
 # suspicion is confirmed again after two seconds, and the lease runs out in any case.
 
 WRITE_S: Final = 2.0
+IDLE_S: Final = 60.0
+"""A pass without a confirmed suspicion does nothing."""
 
 
 class Evictor:
@@ -294,28 +294,25 @@ class Evictor:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._confirmed: dict[NodeId, Note] = {}
-        self._woken = asyncio.Event()
+        self._passes = Reconciler("evictions", self._pass, period_s=IDLE_S)
         self._task: asyncio.Task[None] | None = None
         self.evictions: Counter[str] = Counter()
         """Leases ended, by the sign that led to it."""
 
     def start(self, supervisor: Supervisor) -> None:
-        self._task = supervisor.repeated(self._run, name="evictions")
+        self._task = supervisor.repeated(self._passes.run, name="evictions")
 
     async def close(self) -> None:
         await cancelled(self._task)
 
     def confirmed(self, note: Note) -> None:
         self._confirmed[note.node] = note
-        self._woken.set()
+        self._passes.wake()
 
-    async def _run(self) -> None:
-        while True:
-            await self._woken.wait()
-            self._woken.clear()
-            confirmed, self._confirmed = self._confirmed, {}
-            for note in confirmed.values():
-                await self._evict(note)
+    async def _pass(self) -> None:
+        confirmed, self._confirmed = self._confirmed, {}
+        for note in confirmed.values():
+            await self._evict(note)
 
     async def _evict(self, note: Note) -> None:
         sign = note.sign.name.lower()

@@ -21,14 +21,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from sava.cluster import records
 from sava.cluster.records import BrokerMode, Mode, Registration
-from sava.errors import RetryableError, SavaError
+from sava.errors import RetryableError
 from sava.metadata.commands import KeyValue
 from sava.metadata.errors import Compacted
 from sava.metadata.records import RecordCorrupt
 from sava.metadata.store import MetadataStore
 from sava.metadata.watch import Watch
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled
+from sava.tasks import Backoff, Reconciler, cancelled
 from sava.topics import ownership, specs
 from sava.topics.errors import TopicMismatch, TopicUnknown
 from sava.topics.names import TopicName
@@ -77,6 +77,9 @@ class ClusterView:
         """Keys whose records cannot be read, and why."""
         self._changed: dict[TopicName | None, asyncio.Event] = {}
         """What those who wait for a topic, or for anything (None), wait for."""
+        self._passes = Reconciler(
+            "cluster view", self._pass, period_s=RETRY_S, retry=Backoff(RETRY_S, RETRY_S, jitter=0)
+        )
         self._task: asyncio.Task[None] | None = None
         self.is_ready = False
         """Whether it has seen the store at all: an empty view before that means nothing."""
@@ -84,7 +87,7 @@ class ClusterView:
     # -- running -----------------------------------------------------------------------------
 
     def start(self, supervisor: Supervisor) -> None:
-        self._task = supervisor.essential(self._run(), name="cluster view")
+        self._task = supervisor.essential(self._passes.run(), name="cluster view")
 
     async def close(self) -> None:
         await cancelled(self._task)
@@ -102,19 +105,13 @@ class ClusterView:
             while not condition():
                 await self._changed.setdefault(about, asyncio.Event()).wait()
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._follow()
-            except Compacted:
-                log.info("cluster: the view fell behind, reading everything again")
-                continue
-            except (SavaError, TimeoutError) as error:
-                log.warning(
-                    "cluster: the view cannot follow, retrying error=%s: %s", type(error).__name__, error
-                )
-            # Also when the watches have ended without an error: the store is being closed.
-            await asyncio.sleep(RETRY_S)
+    async def _pass(self) -> None:
+        """It ends, also without an error, when the store is being closed."""
+        try:
+            await self._follow()
+        except Compacted:
+            log.info("cluster: the view fell behind, reading everything again")
+            self._passes.wake()
 
     async def _follow(self) -> None:
         """Without a wait between reading and watching, so that nothing is between them."""

@@ -78,23 +78,6 @@ class WriterRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, run=run, earlier=earlier)
 
 
-class HeldWriter(NamedTuple):
-    """A record as it was read; revision 0: there is none."""
-
-    writer: str
-    record: WriterRecord | None
-    revision: int
-
-
-def held(writer: str, kv: KeyValue | None) -> HeldWriter:
-    """Raises RecordCorrupt."""
-    return (
-        HeldWriter(writer, specs.decode(kv, WriterRecord), kv.mod_revision)
-        if kv is not None
-        else HeldWriter(writer, None, 0)
-    )
-
-
 class SweepMark(NamedTuple):
     moment_ms: int
     """What was staged before, by the object store's clock, may be gone; it only grows."""
@@ -170,16 +153,6 @@ class WriterBusy(RetryableError):
             "all the same, and what is not published of the batch by then never will be"
         )
         self.writer, self.batch = writer, batch
-
-
-class WriterContended(RetryableError):
-    """The writer's record changed under every attempt to change it."""
-
-    def __init__(self, writer: str) -> None:
-        super().__init__(
-            f"several programs write as writer {writer} at once, or its record cannot be changed"
-        )
-        self.writer = writer
 
 
 class StagedLost(HostError):

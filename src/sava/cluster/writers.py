@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -49,28 +49,24 @@ from sava.cluster.writer_records import (
     SWEEP,
     WRITERS,
     Commit,
-    HeldWriter,
     StagedLost,
     WriterBusy,
-    WriterContended,
     WriterRecord,
     WriterUnknown,
-    held,
     now_ms,
     swept_until,
     writer_key,
 )
 from sava.errors import SavaError
-from sava.metadata.commands import Delete, Put
+from sava.metadata.commands import Put
 from sava.metadata.errors import OutcomeUnknown, Unavailable
-from sava.metadata.records import unchanged
+from sava.metadata.records import RecordBusy, RecordChange, RecordStore, Versioned, decode, encode, unchanged
 from sava.metadata.store import MetadataStore
 from sava.storage import staging
 from sava.storage.errors import ObjectMissing, StagedExpired, StagedInvalid
 from sava.storage.objectstore import ObjectInfo, ObjectStore
 from sava.storage.staging import Manifest, Part, Section
 from sava.tasks import SingleFlight, cancelled, spawn, spread
-from sava.topics import specs
 from sava.topics.names import TopicName, check_name
 
 log = logging.getLogger(__name__)
@@ -108,7 +104,6 @@ class CommitResult(NamedTuple):
 
 class _Decided(NamedTuple):
     record: WriterRecord
-    revision: int
     manifest: Manifest
 
 
@@ -119,6 +114,7 @@ class Writers:
         self, store: MetadataStore, objects: ObjectStore, topics: StagedTopics, *, expiry_s: float
     ) -> None:
         self._store = store
+        self._records = RecordStore(store)
         self._objects = objects
         self._topics = topics
         self.usable_s = expiry_s / 2
@@ -144,58 +140,80 @@ class Writers:
         published then. Any other error leaves open whether it is decided; a batch that is will be
         published."""
         writer_records.check_commit(commit)
+        unknown: list[OutcomeUnknown] = []
         for _ in range(ATTEMPTS):
-            known = await self._held(commit.writer)
-            record = known.record
-            if record is not None:
-                writer_records.check_run(record, commit)
-                if commit.batch <= record.batch:
-                    writer_records.check_repeated(record, commit)
-                    if await self._follow(known, record, commit.run):
-                        return CommitResult(False, await self._published(record, commit))
-                    continue
-                if not record.is_published:
-                    await self.finish(commit.writer, record.manifest)
-                    continue
-            decided = await self._decide(commit, known)
-            if decided is not None:
-                manifest = decided.record.manifest
-                return CommitResult(True, await self.finish(commit.writer, manifest, decided))
-        raise WriterContended(commit.writer)
+            try:
+                result = await self._attempt(commit, unknown)
+            except (SavaError, TimeoutError) as error:
+                if unknown:
+                    raise unknown[0] from error  # an earlier attempt may be published yet
+                raise
+            if result is not None:
+                return result
+        raise (
+            unknown[0]
+            if unknown
+            else RecordBusy(
+                f"several programs write as writer {commit.writer} at once, or its record cannot be changed"
+            )
+        )
 
-    async def _follow(self, known: HeldWriter, record: WriterRecord, run: str) -> bool:
-        """Take the writer over from an earlier run, if there is one. False: the record has changed."""
+    async def _attempt(self, commit: Commit, unknown: list[OutcomeUnknown]) -> CommitResult | None:
+        """None: the record has changed, or the decision has no answer, which is noted in ``unknown``."""
+        known = await self._known(commit.writer)
+        record = known.value
+        if record is not None:
+            writer_records.check_run(record, commit)
+            if commit.batch <= record.batch:
+                writer_records.check_repeated(record, commit)
+                unknown.clear()  # it is decided
+                if await self._follow(known, record, commit.run):
+                    return CommitResult(False, await self._published(record, commit))
+                return None
+            if not record.is_published:
+                await self.finish(commit.writer, record.manifest)
+                return None
+        try:
+            decided = await self._decide(commit, known)
+        except OutcomeUnknown as error:
+            # It may yet take effect, and need its manifest. What is tried next has the same condition, so
+            # that only one of them does.
+            unknown.append(error)
+            return None
+        if decided is None:
+            return None
+        manifest = decided.record.manifest
+        return CommitResult(True, await self.finish(commit.writer, manifest, decided))
+
+    async def _follow(self, known: Versioned[WriterRecord], record: WriterRecord, run: str) -> bool:
+        """Take the writer over from an earlier run, if there is one. False: read the record again."""
         followed = record.followed_by(run)
-        return followed is record or await self._write(known, followed)
+        if followed is record:
+            return True
+        with suppress(OutcomeUnknown):
+            put = Put(known.key, encode(followed))
+            return (await self._store.txn((known.unchanged,), (put,))).succeeded
+        return False
 
     async def _published(self, record: WriterRecord, commit: Commit) -> Sequence[PublishedPart]:
         if commit.batch < record.batch or record.is_published:
             return ()
         return await self.finish(commit.writer, record.manifest)
 
-    async def _decide(self, commit: Commit, known: HeldWriter) -> _Decided | None:
-        """None: it was another's turn, or the outcome is unknown."""
+    async def _decide(self, commit: Commit, known: Versioned[WriterRecord]) -> _Decided | None:
+        """None: it was another's turn. Raises OutcomeUnknown."""
         swept = swept_until(await self._store.get(SWEEP))
         await self._check_fresh(commit, swept.moment_ms)
         manifest = Manifest(writer=commit.writer, batch=commit.batch, parts=await self._check_topics(commit))
-        record = writer_records.next_record(commit, known.record, manifest)
+        record = writer_records.next_record(commit, known.value, manifest)
         await staging.put_manifest(self._objects, record.manifest, manifest)
-        key = writer_key(commit.writer)
-        conditions = (
-            unchanged(key, known.revision),
-            unchanged(SWEEP, swept.revision),
-        )
-        try:
-            result = await self._store.txn(conditions, (Put(key, specs.encode(record)),))
-        except OutcomeUnknown:
-            # It may yet take effect, and need its manifest. What is tried next has the same condition, so
-            # that only one of them does.
-            return None
+        conditions = (known.unchanged, unchanged(SWEEP, swept.revision))
+        result = await self._store.txn(conditions, (Put(known.key, encode(record)),))
         if not result.succeeded:
             self._tidy(self._remove([record.manifest]))
             return None
         self.decided += 1
-        return _Decided(record, result.revision, manifest)
+        return _Decided(record, manifest)
 
     async def _check_fresh(self, commit: Commit, swept_ms: int) -> None:
         """Raise unless all objects are there, large enough, and not about to be removed."""
@@ -259,7 +277,7 @@ class Writers:
                 failure = StagedLost(f"a decided batch of writer {writer} cannot be published: {error}")
             await self._note(writer, key, error=str(failure))
             raise failure from error
-        await self._mark(HeldWriter(writer, decided.record, decided.revision), decided.record)
+        await self._change(writer, key, _published)
         self.published += 1
         self.messages += decided.record.messages
         self._tidy(self._remove([*decided.manifest.keys, decided.record.manifest]))
@@ -267,10 +285,10 @@ class Writers:
 
     async def _load(self, writer: str, key: str) -> _Decided | None:
         """None: there is nothing left to do."""
-        _, record, revision = await self._held(writer)
+        record = (await self._known(writer)).value
         if record is None or _is_over(record, key):
             return None
-        return _Decided(record, revision, await staging.get_manifest(self._objects, record.manifest))
+        return _Decided(record, await staging.get_manifest(self._objects, record.manifest))
 
     async def _publish(self, writer: str, record: WriterRecord, manifest: Manifest) -> None:
         """All parts; a part that fails does not keep the others from being published. Raises the first
@@ -294,35 +312,31 @@ class Writers:
                 await self._note(writer, record.manifest, done=done)
             raise failures[0]
 
-    async def _mark(self, known: HeldWriter, record: WriterRecord) -> None:
-        """The batch is published."""
-        for _ in range(ATTEMPTS):
-            marked = msgspec.structs.replace(record, is_published=True, done=(), error="")
-            if await self._write(known, marked):
-                return
-            known = await self._held(known.writer)
-            if known.record is None or _is_over(known.record, record.manifest):
-                return
-            record = known.record
-        raise WriterContended(known.writer)
-
     async def _note(self, writer: str, key: str, *, done: Iterable[str] = (), error: str = "") -> None:
         """How far it has come, for those who continue and those who look. If it cannot be written, it is
         not."""
+
+        def noted(record: WriterRecord) -> WriterRecord:
+            both = tuple(dict.fromkeys((*record.done, *done)))
+            return msgspec.structs.replace(record, done=both, error=error or record.error)
+
         with suppress(SavaError, TimeoutError):
-            known = await self._held(writer)
-            record = known.record
-            if record is None or _is_over(record, key):
-                return
-            noted = msgspec.structs.replace(
-                record, done=tuple(dict.fromkeys((*record.done, *done))), error=error or record.error
-            )
-            if noted != record:
-                await self._write(known, noted)
+            await self._change(writer, key, noted)
+
+    async def _change(self, writer: str, key: str, change: Callable[[WriterRecord], WriterRecord]) -> None:
+        """The writer's record, unless this batch is over."""
+
+        def decide(found: Versioned[WriterRecord]) -> RecordChange[WriterRecord] | None:
+            if found.value is None or _is_over(found.value, key):
+                return None
+            changed = change(found.value)
+            return RecordChange(changed) if changed != found.value else None
+
+        await self._records.update(writer_key(writer), WriterRecord, decide, what=f"writer {writer}")
 
     async def _is_over(self, writer: str, key: str) -> bool:
         try:
-            record = (await self._held(writer)).record
+            record = (await self._known(writer)).value
         except (SavaError, TimeoutError):
             return False
         return record is None or _is_over(record, key)
@@ -331,37 +345,27 @@ class Writers:
 
     async def list(self) -> list[tuple[str, WriterRecord]]:
         found = (await self._store.range(WRITERS)).kvs
-        return [(kv.key.removeprefix(WRITERS), specs.decode(kv, WriterRecord)) for kv in found]
+        return [(kv.key.removeprefix(WRITERS), decode(kv, WriterRecord)) for kv in found]
 
     async def forget(self, writer: str, *, force: bool = False) -> None:
         """Raises WriterUnknown, WriterBusy."""
         check_name(writer, "writer")
-        for _ in range(ATTEMPTS):
-            known = await self._held(writer)
-            record = known.record
+
+        def decide(found: Versioned[WriterRecord]) -> RecordChange[WriterRecord]:
+            record = found.value
             if record is None:
                 raise WriterUnknown(writer)
             if not record.is_published and not force:
                 raise WriterBusy(writer, record.batch, record.error)
-            conditions = (unchanged(writer_key(writer), known.revision),)
-            if (await self._store.txn(conditions, (Delete(writer_key(writer)),))).succeeded:
-                log.info("writers: forgotten writer=%s batch=%d", writer, record.batch)
-                return
-        raise WriterContended(writer)
+            return RecordChange(None)
+
+        await self._records.update(writer_key(writer), WriterRecord, decide, what=f"writer {writer}")
+        log.info("writers: forgotten writer=%s", writer)
 
     # -- records and objects ---------------------------------------------------------------------
 
-    async def _held(self, writer: str) -> HeldWriter:
-        return held(writer, await self._store.get(writer_key(writer)))
-
-    async def _write(self, known: HeldWriter, record: WriterRecord) -> bool:
-        """False: it is not what was known any more, or the outcome is unknown. Reading it again shows
-        which."""
-        key = writer_key(known.writer)
-        put = Put(key, specs.encode(record))
-        with suppress(OutcomeUnknown):
-            return (await self._store.txn((unchanged(key, known.revision),), (put,))).succeeded
-        return False
+    async def _known(self, writer: str) -> Versioned[WriterRecord]:
+        return await self._records.get(writer_key(writer), WriterRecord)
 
     async def _remove(self, keys: Sequence[str]) -> None:
         """What is left is swept later."""
@@ -378,3 +382,7 @@ class Writers:
 
 def _is_over(record: WriterRecord, manifest: str) -> bool:
     return record.manifest != manifest or record.is_published
+
+
+def _published(record: WriterRecord) -> WriterRecord:
+    return msgspec.structs.replace(record, is_published=True, done=(), error="")

@@ -62,7 +62,7 @@ from sava.ledger.protocol import (
 )
 from sava.ledger.protocol import record as steps
 from sava.ledger.recoverer import BytesMissing, LedgerReader, Recoverer
-from sava.ledger.registry import LedgerAccess, LedgerRecordChanged, LedgerRecordCorrupt, Stored, choose
+from sava.ledger.registry import LedgerAccess, LedgerRecordChanged, Stored, choose, record_key
 from sava.ledger.tail_recovery import (
     WHOLE,
     NotClosed,
@@ -74,6 +74,7 @@ from sava.ledger.tail_recovery import (
 )
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
+from sava.metadata.records import RecordChange, RecordCorrupt, RecordStore, Versioned
 from sava.metadata.store import MetadataStore
 from sava.storage.orphans import named_states
 from sava.supervisor import Supervisor
@@ -219,7 +220,7 @@ class Failover:
                 if self._view.is_ready:
                     await self._pass()
                 corrupt = ""
-            except LedgerRecordCorrupt as error:
+            except RecordCorrupt as error:
                 if str(error) != corrupt:
                     corrupt = str(error)
                     log.error("failover: %s", error)
@@ -524,9 +525,19 @@ class UncleanRecovery:
         if await self._missing(ledger, stored) != loss:
             return False
         abandoned = steps.abandoned(stored.record, loss.missing)
+
+        def decide(found: Versioned[LedgerRecord]) -> RecordChange[LedgerRecord]:
+            if found.revision != stored.revision:
+                raise LedgerRecordChanged(ledger, None)
+            return RecordChange(abandoned)
+
         try:
-            await self._access.records.change(
-                ledger, abandoned, revision=stored.revision, fence_term=self._leadership.term()
+            await RecordStore(self._store).update(
+                record_key(ledger),
+                LedgerRecord,
+                decide,
+                what=f"the record of ledger {ledger}",
+                fence_term=self._leadership.term(),
             )
         except LedgerRecordChanged:
             return False

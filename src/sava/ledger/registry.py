@@ -18,26 +18,22 @@ ledger connections, too. ``LiveBrokers`` reads the cluster view of this node; it
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-import msgspec
-
 from sava.cluster.view import ClusterView
-from sava.errors import HostError, Outcome, RetryableError, SavaError
+from sava.errors import Outcome, RetryableError
 from sava.ledger.protocol import LedgerId, LedgerRecord, LedgerState, Message, StorageId
-from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, Relation, Target
+from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put
 from sava.metadata.errors import Compacted
+from sava.metadata.records import decode, encode, unchanged
 from sava.metadata.store import MetadataStore
 from sava.supervisor import Supervisor
-from sava.tasks import cancelled
+from sava.tasks import Backoff, Reconciler, cancelled
 from sava.topics.names import TopicName
-
-log = logging.getLogger(__name__)
 
 LEDGERS: Final = "/ledgers/"
 RETRY_S: Final = 0.2
@@ -49,10 +45,6 @@ class Stored(NamedTuple):
 
     record: LedgerRecord
     revision: int
-
-
-class LedgerRecordCorrupt(HostError):
-    """The record of a ledger cannot be read. No broker may act as if there were none."""
 
 
 class LedgerRecordChanged(RetryableError):
@@ -78,11 +70,8 @@ def ledger_of_key(key: str) -> LedgerId | None:
 
 
 def stored(kv: KeyValue) -> Stored:
-    """Raises LedgerRecordCorrupt."""
-    try:
-        return Stored(msgspec.json.decode(kv.value, type=LedgerRecord), kv.mod_revision)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LedgerRecordCorrupt(f"the record {kv.key} cannot be read: {error}") from error
+    """Raises RecordCorrupt. No broker may act as if there were none."""
+    return Stored(decode(kv, LedgerRecord), kv.mod_revision)
 
 
 class LedgerRecords:
@@ -93,6 +82,9 @@ class LedgerRecords:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._listeners: list[tuple[LedgerId | None, Callable[[], None]]] = []
+        self._follower = Reconciler(
+            "ledger records", self._follow, period_s=RETRY_S, retry=Backoff(RETRY_S, RETRY_S, jitter=0)
+        )
         self._task: asyncio.Task[None] | None = None
 
     # -- reading -----------------------------------------------------------------------------
@@ -120,7 +112,7 @@ class LedgerRecords:
         return _by_ledger(found)
 
     def known(self) -> Mapping[LedgerId, Stored]:
-        """All of them as this node knows them, oldest first for each broker. Raises LedgerRecordCorrupt."""
+        """All of them as this node knows them, oldest first for each broker. Raises RecordCorrupt."""
         return _by_ledger(self._store.local.range(LEDGERS).kvs)
 
     # -- changing ----------------------------------------------------------------------------
@@ -128,7 +120,7 @@ class LedgerRecords:
     async def open(self, ledger: LedgerId, record: LedgerRecord) -> int:
         """Store the first record under an unused number; its revision. Raises LedgerRecordChanged if it is
         used."""
-        return await self._write(ledger, Put(record_key(ledger), msgspec.json.encode(record)), 0)
+        return await self._write(ledger, Put(record_key(ledger), encode(record)), 0)
 
     async def change(
         self,
@@ -140,7 +132,7 @@ class LedgerRecords:
         fence_term: int = 0,
     ) -> int:
         """Compare-and-swap; the new revision. Raises LedgerRecordChanged."""
-        put = Put(record_key(ledger), msgspec.json.encode(record))
+        put = Put(record_key(ledger), encode(record))
         return await self._write(ledger, put, revision, conditions, fence_term)
 
     async def remove(self, ledger: LedgerId, *, revision: int) -> None:
@@ -156,8 +148,8 @@ class LedgerRecords:
         fence_term: int = 0,
     ) -> int:
         key = record_key(ledger)
-        unchanged = Compare(key, Target.MOD_REVISION, Relation.EQUAL, revision)
-        result = await self._store.txn((unchanged, *conditions), (operation,), fence_term=fence_term)
+        compare = (unchanged(key, revision), *conditions)
+        result = await self._store.txn(compare, (operation,), fence_term=fence_term)
         if not result.succeeded:
             raise LedgerRecordChanged(ledger, await self.get(ledger))
         return result.revision
@@ -177,30 +169,24 @@ class LedgerRecords:
         return end
 
     def start(self, supervisor: Supervisor) -> None:
-        self._task = supervisor.essential(self._run(), name="ledger records")
+        self._task = supervisor.essential(self._follower.run(), name="ledger records")
 
     async def close(self) -> None:
         await cancelled(self._task)
 
-    async def _run(self) -> None:
-        """Listeners are called too often rather than too seldom: they look for themselves."""
-        while True:
-            watch = self._store.watch(LEDGERS)
-            try:
-                self._tell(None)
-                async for batch in watch:
-                    for event in batch.events:
-                        self._tell(ledger_of_key(event.key))
-            except Compacted:
-                continue
-            except (SavaError, TimeoutError) as error:
-                log.warning(
-                    "ledgers: cannot follow the records, retrying error=%s: %s", type(error).__name__, error
-                )
-            finally:
-                watch.close()
-            # Also when the watch has ended without an error: the store is being closed.
-            await asyncio.sleep(RETRY_S)
+    async def _follow(self) -> None:
+        """Listeners are called too often rather than too seldom: they look for themselves. It ends, also
+        without an error, when the store is being closed."""
+        watch = self._store.watch(LEDGERS)
+        try:
+            self._tell(None)
+            async for batch in watch:
+                for event in batch.events:
+                    self._tell(ledger_of_key(event.key))
+        except Compacted:
+            self._follower.wake()
+        finally:
+            watch.close()
 
     def _tell(self, changed: LedgerId | None) -> None:
         """None: any may have changed."""

@@ -55,7 +55,7 @@ from sava.metadata.snapshots import save
 from sava.raft.messages import decode_membership
 from sava.raft.output import Checkpoint, Recovered
 from sava.raft.types import NO_NODE, EntryKind, HardState, Membership, NodeId, SnapshotMeta
-from sava.tasks import cancelled, spawn
+from sava.tasks import Backoff, cancelled, spawn
 from sava.wal.disk import Disk
 from sava.wal.log import LogOptions
 
@@ -164,13 +164,11 @@ class SeedBootstrap:
         transport: Transport,
         own: Callable[[], NodeInfo],
         *,
-        rng: Random,
         pause_s: float = FIRST_RETRY_S,
     ) -> None:
         self._transport = transport
         self._own = own
-        self._rng = rng
-        self._pause_s = pause_s
+        self._backoff = Backoff(pause_s, LONGEST_RETRY_S)
         self._reason = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -182,7 +180,7 @@ class SeedBootstrap:
         await cancelled(self._task)
 
     async def run(self) -> None:
-        pause, seeds = self._pause_s, self._own().seeds
+        seeds = self._own().seeds
         while not self._own().cluster:
             try:
                 await bootstrap(
@@ -194,8 +192,7 @@ class SeedBootstrap:
             except SavaError as error:
                 await self._explain(error)
             # Seeds that start together must not stay in step: each would bind while the others ask.
-            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_RETRY_S)
+            await self._backoff.pause()
         log.info("raft: formed from seeds cluster=%s seeds=%s", self._own().cluster, _listed(seeds))
 
     async def _explain(self, error: SavaError) -> None:

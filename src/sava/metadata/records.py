@@ -8,8 +8,9 @@
     updated = await records.update(mode_key(broker), BrokerMode, decide)
 
 ``decide`` sees the record as it is, and names a goal rather than a step: it sets, it does not add to, because
-after a lost answer it may be asked once more. It refuses by raising. Everything that it reads besides the
-record, and that must still hold when the record is written, goes into ``conditions``.
+after a lost answer it may be asked once more (``is_in_doubt`` says so, for what can only be a step). It
+refuses by raising. Everything that it reads besides the record, and that must still hold when the record is
+written, goes into ``conditions``.
 
 **One rule for unknown outcomes.** When the answer to a write is lost, ``update`` reads the record back before
 it decides again, and compares it with what it tried to write:
@@ -19,7 +20,8 @@ The record …                                       means that the write
 =================================================  ==========================================================
 is as it was before                                may take effect yet. The next attempt has the same
                                                    condition, so that at most one of them does.
-holds what was written, with the same operations   took effect: ``update`` returns.
+holds what was written, under the same lease and   took effect: ``update`` returns.
+with the same operations
 was changed once since, to something else          never will take effect: it is forgotten.
 was changed in another way                         cannot take effect any more, but may have, below a later
                                                    change. ``decide`` sees what there is now.
@@ -33,19 +35,18 @@ Values are JSON, so that ``sava meta get`` shows an operator what is there.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from sava.errors import HostError, Outcome, RetryableError, SavaError
-from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, Relation, Target
+from sava.metadata.commands import Compare, Delete, DeletePrefix, KeyValue, Operation, Put, Relation, Target
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.store import DEFAULT_TIMEOUT_S, MetadataStore
+from sava.tasks import Backoff
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -95,11 +96,13 @@ def decode(kv: KeyValue, kind: type[T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Versioned(Generic[T]):
-    """A record and the revision of its last change; both empty (None, 0) when there is none."""
+    """A record and the revision of its last change; empty (None, 0) when there is none."""
 
     key: str
     value: T | None
     kv: KeyValue | None = None
+    is_in_doubt: bool = False
+    """In an update: an earlier attempt of it may have taken effect, below what is here now."""
 
     @property
     def revision(self) -> int:
@@ -135,6 +138,7 @@ class Updated(Generic[T]):
     value: T | None
     revision: int
     """Of its last change; after a deletion, of the deletion (0 when only a read showed it)."""
+    lease: int
     is_changed: bool
     """False: ``decide`` had nothing to do."""
 
@@ -169,6 +173,7 @@ class RecordStore:
         conclusive: tuple[type[SavaError], ...] = (),
         fence_term: int = 0,
         batched: bool = False,
+        repairs: bool = False,
     ) -> Updated[T]:
         """Change the record to what ``decide`` wants; see the text of this module.
 
@@ -176,31 +181,34 @@ class RecordStore:
         was refused although the record is unchanged, so one of the other conditions failed: it raises which,
         or returns to have ``decide`` try again. ``conclusive`` are errors that hold whatever became of
         earlier attempts (the caller is fenced): they are raised as they are. ``fence_term`` and ``batched``:
-        see ``MetadataStore.txn``.
+        see ``MetadataStore.txn``. ``repairs``: a record that cannot be read is shown to ``decide`` without a
+        value (its ``kv`` is there), so that it can be replaced; otherwise it is an error.
 
         Raises what ``decide`` and ``on_refused`` raise, RecordBusy, RecordCorrupt, OutcomeUnknown, and what
         the store raises."""
         attempts = _Attempts[T](key, what or key)
         refused: int | None = None
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         for number in range(ATTEMPTS):
             if number:
-                await _pause(number)
+                await backoff.pause()  # rivals that lost to the same winner do not try again together
             try:
-                found = await self.get(key, kind)
+                kv = await self.store.get(key, timeout=self._timeout)
+                found = _versioned(key, kv, kind, repairs=repairs)
                 applied = await self._find_applied(attempts, found)
                 if applied is not None:
-                    return Updated(applied.value, found.revision, is_changed=True)
+                    return Updated(applied.value, found.revision, found.lease, is_changed=True)
                 if found.revision == refused and on_refused is not None:
                     await on_refused()
-                decision = decide(found)
+                decision = decide(replace(found, is_in_doubt=attempts.is_in_doubt))
                 change = await decision if inspect.isawaitable(decision) else decision
             except SavaError as error:
                 attempts.check_doubt(error, conclusive)
                 raise
+            if change is None and attempts.open:
+                continue  # decide may have seen more than this record, which is read again
             if change is None:
-                if attempts.open:
-                    raise attempts.unknown()
-                return Updated(found.value, found.revision, is_changed=False)
+                return Updated(found.value, found.revision, found.lease, is_changed=False)
             write = Delete(key) if change.value is None else Put(key, encode(change.value), change.lease)
             try:
                 result = await self.store.txn(
@@ -217,7 +225,7 @@ class RecordStore:
                 attempts.lost_answer(found, change, error)
                 continue
             if result.succeeded:
-                return Updated(change.value, result.revision, is_changed=True)
+                return Updated(change.value, result.revision, change.lease, is_changed=True)
             refused = found.revision
         if attempts.is_in_doubt:
             raise attempts.unknown()
@@ -228,7 +236,9 @@ class RecordStore:
         if not attempts.open or found.revision == attempts.revision:
             return None
         for change in attempts.open:
-            if found.value == change.value and await self._are_applied(change.operations, found.revision):
+            is_same = found.value == change.value and found.lease == change.lease
+            is_same &= (found.kv is None) == (change.value is None)  # it may be one that cannot be read
+            if is_same and await self._are_applied(change.operations, found.revision):
                 return change
         attempts.close(found)
         return None
@@ -244,6 +254,9 @@ class RecordStore:
                         return False
                 case Delete(key):
                     if await self.store.get(key, timeout=self._timeout) is not None:
+                        return False
+                case DeletePrefix(prefix):
+                    if (await self.store.range(prefix, limit=1, timeout=self._timeout)).kvs:
                         return False
                 case _:
                     return False
@@ -296,11 +309,12 @@ class _Attempts(Generic[T]):
         return OutcomeUnknown(f"{self.what} may or may not have been changed: {self._cause}")
 
 
-def _versioned(key: str, kv: KeyValue | None, kind: type[T]) -> Versioned[T]:
-    return Versioned(key, decode(kv, kind) if kv is not None else None, kv)
-
-
-async def _pause(number: int) -> None:
-    """Before attempt ``number``: rivals that lost to the same winner do not try again together."""
-    longest = min(FIRST_PAUSE_S * 2 ** (number - 1), LONGEST_PAUSE_S)
-    await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+def _versioned(key: str, kv: KeyValue | None, kind: type[T], *, repairs: bool = False) -> Versioned[T]:
+    if kv is None:
+        return Versioned(key, None)
+    try:
+        return Versioned(key, decode(kv, kind), kv)
+    except RecordCorrupt:
+        if not repairs:
+            raise
+        return Versioned(key, None, kv)

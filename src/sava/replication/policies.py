@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sava.metadata.commands import Compare, Delete, Put
-from sava.metadata.records import present, unchanged
+from sava.metadata.commands import Compare
+from sava.metadata.records import RecordChange, RecordStore, Versioned, decode, present
 from sava.metadata.store import LocalView, MetadataStore
 from sava.replication import records
 from sava.replication.records import (
@@ -22,14 +22,11 @@ from sava.replication.records import (
     PolicyInvalid,
     PolicyRecord,
     RemoteUnknown,
-    ReplicationBusy,
 )
 from sava.topics import specs
 from sava.topics.errors import NamespaceUnknown
 from sava.topics.names import TopicName, check_name, check_unreserved
 from sava.topics.registry import Registry
-
-ATTEMPTS = 8
 
 
 class Scope(NamedTuple):
@@ -95,22 +92,23 @@ class ReplicationPolicies:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        self._records = RecordStore(store)
         self._registry = Registry(store)
 
     async def set(self, scope: Scope, policy: PolicyRecord) -> None:
         """Raises NamespaceUnknown, TopicUnknown, RemoteUnknown, PolicyInvalid."""
         policy = check(policy)
-        for _ in range(ATTEMPTS):
+        keys = {remote: records.remote_key(remote) for remote in policy.remotes}
+
+        async def decide(found: Versioned[PolicyRecord]) -> RecordChange[PolicyRecord]:
             exists = await self.exists(scope)
-            # Conditions, since a remote that is removed meanwhile would leave a policy that names nobody.
-            remotes = tuple(present(records.remote_key(remote)) for remote in policy.remotes)
-            put = Put(scope.key, specs.encode(policy))
-            if (await self._store.txn((exists, *remotes), (put,))).succeeded:
-                return
-            for remote in policy.remotes:
-                if await self._store.get(records.remote_key(remote)) is None:
+            for remote, key in keys.items():
+                if self._store.local.get(key) is None:
                     raise RemoteUnknown(remote)
-        raise ReplicationBusy(f"{scope} changed under {ATTEMPTS} attempts to set its replication policy")
+            # Conditions, since a remote that is removed meanwhile would leave a policy that names nobody.
+            return RecordChange(policy, conditions=(exists, *map(present, keys.values())))
+
+        await self._records.update(scope.key, PolicyRecord, decide, what=_policy_of(scope), repairs=True)
 
     async def exists(self, scope: Scope) -> Compare:
         """The condition that it still does. Raises NamespaceUnknown, TopicUnknown, PolicyInvalid."""
@@ -129,15 +127,12 @@ class ReplicationPolicies:
 
     async def clear(self, scope: Scope) -> None:
         """What is set above it holds from now on. Raises NamespaceUnknown, TopicUnknown."""
-        for _ in range(ATTEMPTS):
+
+        async def decide(found: Versioned[PolicyRecord]) -> RecordChange[PolicyRecord] | None:
             exists = await self.exists(scope)
-            kv = await self._store.get(scope.key)
-            if kv is None:
-                return
-            compare = (exists, unchanged(scope.key, kv.mod_revision))
-            if (await self._store.txn(compare, (Delete(scope.key),))).succeeded:
-                return
-        raise ReplicationBusy(f"{scope} changed under {ATTEMPTS} attempts to clear its replication policy")
+            return RecordChange(None, conditions=(exists,)) if found.kv is not None else None
+
+        await self._records.update(scope.key, PolicyRecord, decide, what=_policy_of(scope), repairs=True)
 
     async def get(self, scope: Scope) -> ScopedPolicy | None:
         """The one that holds. Raises NamespaceUnknown, TopicUnknown."""
@@ -147,6 +142,10 @@ class ReplicationPolicies:
         return _held(self._store.local, scope)
 
 
+def _policy_of(scope: Scope) -> str:
+    return f"the replication policy of {scope}"
+
+
 def effective(local: LocalView, topic: TopicName) -> ScopedPolicy | None:
     """The most specific policy, as this node knows it. Raises RecordCorrupt."""
     return _held(local, Scope(topic.namespace, topic)) or _held(local, Scope(topic.namespace))
@@ -154,7 +153,7 @@ def effective(local: LocalView, topic: TopicName) -> ScopedPolicy | None:
 
 def _held(local: LocalView, scope: Scope) -> ScopedPolicy | None:
     kv = local.get(scope.key)
-    return None if kv is None else ScopedPolicy(specs.decode(kv, PolicyRecord), scope, kv.mod_revision)
+    return None if kv is None else ScopedPolicy(decode(kv, PolicyRecord), scope, kv.mod_revision)
 
 
 def of_namespaces(local: LocalView) -> dict[str, ScopedPolicy]:
@@ -163,7 +162,7 @@ def of_namespaces(local: LocalView) -> dict[str, ScopedPolicy]:
     for kv in local.range(specs.NAMESPACES).kvs:
         match kv.key.split("/"):
             case ["", "namespaces", namespace, records.REPLICATION]:
-                policy = specs.decode(kv, PolicyRecord)
+                policy = decode(kv, PolicyRecord)
                 found[namespace] = ScopedPolicy(policy, Scope(namespace), kv.mod_revision)
     return found
 
@@ -175,6 +174,6 @@ def naming(local: LocalView, remote: str) -> list[str]:
     for kv in local.range(specs.TOPICS).kvs:
         match kv.key.split("/"):
             case ["", "topics", namespace, topic, records.REPLICATION]:
-                if remote in specs.decode(kv, PolicyRecord).remotes:
+                if remote in decode(kv, PolicyRecord).remotes:
                     found.append(str(TopicName(namespace, topic)))
     return found

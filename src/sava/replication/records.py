@@ -204,4 +204,4 @@ class LinkUnknown(CallerError):
 
 
 class ReplicationBusy(RetryableError):
-    """A record changed under every attempt to change it."""
+    """Topics still keep messages for the remote; their cursors go before it does."""

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from sava.metadata.commands import Delete, DeletePrefix, Put
-from sava.metadata.records import absent, unchanged
+from sava.metadata.commands import DeletePrefix
+from sava.metadata.records import RecordChange, RecordStore, Versioned, absent, decode
 from sava.metadata.store import LocalView, MetadataStore
 from sava.replication import records
 from sava.replication.matrix import There
@@ -27,12 +27,9 @@ from sava.replication.records import (
     RemoteRefused,
     RemoteUnknown,
     RemoteUnreachable,
-    ReplicationBusy,
 )
-from sava.topics import specs
 from sava.topics.names import InvalidName, check_name
 
-ATTEMPTS: Final = 8
 MAX_NAME_BYTES: Final = 100
 """Leaves room for what pipelines are called after it."""
 
@@ -74,6 +71,7 @@ class Remotes:
 
     def __init__(self, store: MetadataStore, calls: RemoteCalls, own: Callable[[], ClusterIdentity]) -> None:
         self._store = store
+        self._records = RecordStore(store)
         self.calls = calls
         self.own = own
 
@@ -85,10 +83,10 @@ class Remotes:
 
     async def get(self, name: str) -> RemoteRecord:
         """Raises RemoteUnknown, InvalidName."""
-        kv = await self._store.get(records.remote_key(check_name(name, "remote")))
-        if kv is None:
+        found = await self._records.get(records.remote_key(check_name(name, "remote")), RemoteRecord)
+        if found.value is None:
             raise RemoteUnknown(name)
-        return specs.decode(kv, RemoteRecord)
+        return found.value
 
     async def ask(self, remote: RemoteRecord) -> RemoteAnswer:
         began = time.monotonic()
@@ -108,20 +106,18 @@ class Remotes:
         except (RemoteUnreachable, RemoteDenied, RemoteRefused) as error:
             raise type(error)(f"remote {name} was not added: {error}") from error
         self._check_names(name, identity)
-        for _ in range(ATTEMPTS):
-            others = await self.list()
-            _check_other(name, identity, others)
-            kv = self._store.local.get(key)
-            since = others[name].added_ms if name in others else records.now_ms()
+
+        def decide(found: Versioned[RemoteRecord]) -> RecordChange[RemoteRecord]:
+            _check_other(name, identity, known(self._store.local))
+            since = found.value.added_ms if found.value is not None else records.now_ms()
             added = msgspec.structs.replace(
                 remote, cluster_name=identity.cluster_name, cluster_id=identity.cluster_id, added_ms=since
             )
-            revision = kv.mod_revision if kv is not None else 0
-            if (
-                await self._store.txn((unchanged(key, revision),), (Put(key, specs.encode(added)),))
-            ).succeeded:
-                return added
-        raise ReplicationBusy(f"remote {name} changed under {ATTEMPTS} attempts to change it")
+            return RecordChange(added)
+
+        updated = await self._records.update(key, RemoteRecord, decide, what=f"remote {name}")
+        assert updated.value is not None
+        return updated.value
 
     def _check_names(self, name: str, identity: ClusterIdentity) -> None:
         own = self.own()
@@ -149,18 +145,24 @@ class Remotes:
 
         A policy may be set between the look at the policies and the removal. It is set on the condition that
         the remote is there, so looking again afterwards finds it, and the remote is put back."""
-        await self.get(name)
-        key = records.remote_key(name)
-        kv = self._store.local.get(key)
-        if kv is None:
-            raise RemoteUnknown(name)
-        if scopes := in_use():
-            raise RemoteInUse(name, scopes)
-        if not (await self._store.txn((unchanged(key, kv.mod_revision),), (Delete(key),))).succeeded:
-            raise ReplicationBusy(f"remote {name} was changed while it was removed; nothing was done")
+        key, what = records.remote_key(check_name(name, "remote")), f"remote {name}"
+        removed: list[RemoteRecord] = []
+
+        def remove(found: Versioned[RemoteRecord]) -> RecordChange[RemoteRecord]:
+            if found.value is None:
+                raise RemoteUnknown(name)
+            if scopes := in_use():
+                raise RemoteInUse(name, scopes)
+            removed[:] = [found.value]
+            return RecordChange(None)
+
+        await self._records.update(key, RemoteRecord, remove, what=what)
         await self._store.get(key)  # from here on this node knows what was set before the removal
         if scopes := in_use():
-            await self._store.txn((absent(key),), (Put(key, kv.value),))
+            back = RecordChange(removed[0])
+            await self._records.update(
+                key, RemoteRecord, lambda found: back if found.value is None else None, what=what
+            )
             raise RemoteInUse(name, scopes)
         await self._store.txn((absent(key),), (DeletePrefix(f"{records.LINKS}{name}/"),))
 
@@ -168,7 +170,7 @@ class Remotes:
 def known(local: LocalView) -> dict[str, RemoteRecord]:
     """As this node knows it. Raises RecordCorrupt."""
     found = local.range(records.REMOTES).kvs
-    return {kv.key.removeprefix(records.REMOTES): specs.decode(kv, RemoteRecord) for kv in found}
+    return {kv.key.removeprefix(records.REMOTES): decode(kv, RemoteRecord) for kv in found}
 
 
 def _check_other(name: str, identity: ClusterIdentity, others: dict[str, RemoteRecord]) -> None:

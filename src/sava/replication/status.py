@@ -27,7 +27,7 @@ import msgspec
 
 from sava.cluster.pipelines import Pipeline, Pipelines, PipelineState
 from sava.metadata.commands import Put
-from sava.metadata.records import present, unchanged
+from sava.metadata.records import RecordChange, RecordStore, Versioned, decode, encode, present
 from sava.metadata.store import MetadataStore
 from sava.replication import records
 from sava.replication.links import Extent, Extents, LinkName, Links, LinkTopic, pipeline_name
@@ -37,17 +37,14 @@ from sava.replication.records import (
     LinkRecord,
     LinkUnknown,
     PartitionReport,
-    ReplicationBusy,
     ReportRecord,
 )
-from sava.topics import specs
 from sava.topics.names import TopicName
 
 STALE_MS: Final = 30_000
 """What was not reported for longer than this is not known to continue."""
 REWRITE_MS: Final = 10_000
 BATCH: Final = 100
-ATTEMPTS: Final = 8
 MAX_REASON: Final = 1_000
 """Characters of a reason that are kept."""
 
@@ -69,6 +66,7 @@ class Reports:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        self._records = RecordStore(store)
         self._latest: dict[LinkName, ReportRecord] = {}
         self._written: dict[LinkName, ReportRecord] = {}
         self.leading_since_ms = 0
@@ -85,7 +83,7 @@ class Reports:
         found = self._latest.get(name)
         kv = self._store.local.get(records.report_key(*name)) if found is None else None
         if kv is not None:
-            found = self._latest[name] = self._written[name] = specs.decode(kv, ReportRecord)
+            found = self._latest[name] = self._written[name] = decode(kv, ReportRecord)
         return found
 
     def forget(self, names: Iterable[LinkName]) -> None:
@@ -125,7 +123,7 @@ class Reports:
         """If all of them are still wanted; otherwise the next report tries again, without those that are
         not."""
         conditions = [present(records.link_key(*name)) for name, _ in changed]
-        puts = [Put(records.report_key(*name), specs.encode(report)) for name, report in changed]
+        puts = [Put(records.report_key(*name), encode(report)) for name, report in changed]
         if (await self._store.txn(conditions, puts)).succeeded:
             self._written.update(changed)
 
@@ -146,32 +144,39 @@ class Reports:
 
         if change(topic.record) != topic.record:
             with suppress(LinkUnknown):  # the topic was deleted just now
-                await _change(self._store, name, change)
+                await self._change(name, lambda found: change(_known(name, found)))
 
     # -- asked for ---------------------------------------------------------------------------
 
     async def recreate(self, name: LinkName) -> None:
         """Forget what was known of the topic at the remote, and that it was deleted. Raises LinkUnknown."""
+        generation = 0
 
-        def change(record: LinkRecord) -> LinkRecord:
+        def change(found: Versioned[LinkRecord]) -> LinkRecord:
+            nonlocal generation
+            record = _known(name, found)
+            if found.is_in_doubt and record.generation >= generation:
+                return record  # what a runner has said of the new generation since is not to be forgotten
+            generation = record.generation + 1
             return msgspec.structs.replace(
-                record, remote_topic_ids=(), is_tombstone=False, generation=record.generation + 1
+                record, remote_topic_ids=(), is_tombstone=False, generation=generation
             )
 
-        await _change(self._store, name, change)
+        await self._change(name, change)
+
+    async def _change(self, name: LinkName, change: Callable[[Versioned[LinkRecord]], LinkRecord]) -> None:
+        def decide(found: Versioned[LinkRecord]) -> RecordChange[LinkRecord] | None:
+            changed = change(found)
+            return RecordChange(changed) if changed != found.value else None
+
+        what = f"the record of topic {name.topic} and remote {name.remote}"
+        await self._records.update(records.link_key(*name), LinkRecord, decide, what=what)
 
 
-async def _change(store: MetadataStore, name: LinkName, change: Callable[[LinkRecord], LinkRecord]) -> None:
-    """Raises LinkUnknown, ReplicationBusy."""
-    key = records.link_key(*name)
-    for _ in range(ATTEMPTS):
-        kv = await store.get(key)
-        if kv is None:
-            raise LinkUnknown(name.topic, name.remote)
-        put = Put(key, specs.encode(change(specs.decode(kv, LinkRecord))))
-        if (await store.txn((unchanged(key, kv.mod_revision),), (put,))).succeeded:
-            return
-    raise ReplicationBusy(f"topic {name.topic} and remote {name.remote} changed under {ATTEMPTS} attempts")
+def _known(name: LinkName, found: Versioned[LinkRecord]) -> LinkRecord:
+    if found.value is None:
+        raise LinkUnknown(name.topic, name.remote)
+    return found.value
 
 
 def _is_about(told: TopicReport, topic: LinkTopic) -> bool:

@@ -110,9 +110,5 @@ class CompilerMissing(HostError):
     """The Protobuf compiler cannot be run on this machine."""
 
 
-class SubjectBusy(RetryableError):
-    """The subject changed during every attempt to read or change it."""
-
-
 class RegistryCorrupt(HostError):
-    """This version of Sava cannot read a record of the registry."""
+    """This version of Sava cannot read a definition that was registered."""

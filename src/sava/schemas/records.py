@@ -14,15 +14,12 @@ definitions are in base64 there, since they may be any bytes.
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import quote, unquote
 
 import msgspec
 
-from sava.schemas.errors import RegistryCorrupt
 from sava.schemas.types import CompatibilityMode, SchemaType
-
-T = TypeVar("T")
 
 ID_COUNTER: Final = "/schemas/next_id"
 SUBJECTS: Final = "/schemas/subjects/"
@@ -84,13 +81,6 @@ def definitions_prefix(subject: str) -> str:
 
 def definition_key(subject: str, version: int) -> str:
     return f"{definitions_prefix(subject)}{version:010}"
-
-
-def decode(key: str, value: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(value, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RegistryCorrupt(f"the record {key} cannot be read: {error}") from error
 
 
 class RegisteredVersion(msgspec.Struct, frozen=True):

@@ -9,9 +9,9 @@ Each transaction writes the subject's record, so two changes never cross, whiche
 registrations that were both checked against version 7, one becomes version 8 and the other is checked again,
 against 8.
 
-**Unknown outcomes.** When the answer to a transaction is lost, the subject is read again and the change is
-decided again: a registration that took effect is found by its fingerprint, a deletion by the version that is
-gone. When that cannot be read either, the caller gets ``OutcomeUnknown`` and may repeat the call.
+**Unknown outcomes** are found out as for any record (``metadata.records``). Where another has changed the
+subject since, a registration that took effect is found by its fingerprint, a deletion by the version that is
+gone.
 
 **Ids.** A subject gets its id from the store's counter before the transaction that creates it, so an attempt
 that loses leaves a gap. The id always belongs to the subject, also when all versions are deleted.
@@ -24,13 +24,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, Relation, Target
-from sava.metadata.errors import NotInitialized, OutcomeUnknown, Unavailable
+from sava.metadata.commands import Delete, KeyValue, Operation, Put
+from sava.metadata.records import (
+    Decide,
+    RecordBusy,
+    RecordChange,
+    RecordStore,
+    Updated,
+    Versioned,
+    decode,
+    encode,
+)
 from sava.metadata.store import MetadataStore
 from sava.schemas import records, types
 from sava.schemas.definition import Schema, Validator, find_problems, fingerprint, read_schema
@@ -38,7 +47,6 @@ from sava.schemas.errors import (
     RegistryCorrupt,
     SchemaError,
     SchemaIncompatible,
-    SubjectBusy,
     SubjectTypeMismatch,
     SubjectUnknown,
     TooManyVersions,
@@ -62,8 +70,6 @@ from sava.schemas.types import (
     choose_version,
 )
 
-T = TypeVar("T")
-
 ATTEMPTS: Final = 16
 MAX_VERSIONS: Final = 4096
 """The most versions that a subject has at a time."""
@@ -71,19 +77,6 @@ PAGE: Final = 500
 DEFINITIONS_PAGE: Final = 16
 """This is small because a definition may have hundreds of KiB."""
 CACHED_VALIDATORS: Final = 256
-NO_ANSWER: Final = (Unavailable, NotInitialized)
-
-
-class _StoredSubject(NamedTuple):
-    """The subject's record as it was read; revision 0 and no record when there is no such subject."""
-
-    record: SubjectRecord | None
-    revision: int
-
-
-class _Change(NamedTuple):
-    record: SubjectRecord
-    operations: tuple[Operation, ...]
 
 
 class _Candidate(NamedTuple):
@@ -104,6 +97,7 @@ class SchemaRegistry:
         self, metadata: MetadataStore, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     ) -> None:
         self._metadata = metadata
+        self._records = RecordStore(metadata)
         self._now_ms = now_ms
         self._validators: OrderedDict[tuple[int, int], tuple[str, Validator]] = OrderedDict()
 
@@ -120,7 +114,7 @@ class SchemaRegistry:
         """The version that holds this schema: an existing one if it has the same fingerprint, else a new one.
 
         Raises SchemaIncompatible, SubjectTypeMismatch, SchemaInvalid, SchemaTooLarge, TypeUnknown,
-        SubjectInvalid, TooManyVersions, SubjectBusy."""
+        SubjectInvalid, TooManyVersions, RecordBusy."""
         types.check_subject(subject)
         info = VersionRecord(
             version=0,
@@ -138,26 +132,30 @@ class SchemaRegistry:
 
     async def _register(self, candidate: _Candidate) -> RegisteredVersion:
         schema_id = attempted = 0
+        existing: VersionRecord | None = None
 
-        async def decide(held: _StoredSubject) -> RegisteredVersion | _Change:
-            nonlocal schema_id, attempted
-            if held.record is None:
+        async def decide(found: Versioned[SubjectRecord]) -> RecordChange[SubjectRecord] | None:
+            nonlocal schema_id, attempted, existing
+            record = found.value
+            if record is None:
                 schema_id = schema_id or await self._metadata.allocate_id(records.ID_COUNTER)
                 attempted = 1
                 return _creation(candidate, schema_id)
             versions = await self._versions(candidate.subject)
-            known = next((each for each in versions if each.fingerprint == candidate.info.fingerprint), None)
-            if known is not None and held.record.type is candidate.type:
-                is_new = known == msgspec.structs.replace(candidate.info, version=attempted)
-                return RegisteredVersion(held.record.schema_id, known.version, is_new, known.fingerprint)
-            await self._check_candidate(candidate, held.record)
-            attempted = held.record.next_version
-            return _addition(candidate, held.record)
+            wanted = candidate.info.fingerprint
+            existing = next((each for each in versions if each.fingerprint == wanted), None)
+            if existing is not None and record.type is candidate.type:
+                return None
+            await self._check_candidate(candidate, record)
+            attempted = record.next_version
+            return _addition(candidate, record)
 
-        result = await self._change(candidate.subject, decide)
-        if isinstance(result, RegisteredVersion):
-            return result
-        return RegisteredVersion(result.schema_id, result.latest, True, candidate.info.fingerprint)
+        updated = await self._change(candidate.subject, decide)
+        record = _known(candidate.subject, updated.value)
+        if updated.is_changed or existing is None:
+            return RegisteredVersion(record.schema_id, record.latest, True, candidate.info.fingerprint)
+        is_new = existing == msgspec.structs.replace(candidate.info, version=attempted)
+        return RegisteredVersion(record.schema_id, existing.version, is_new, existing.fingerprint)
 
     async def _check_candidate(self, candidate: _Candidate, record: SubjectRecord) -> None:
         if record.type is not candidate.type:
@@ -169,30 +167,30 @@ class SchemaRegistry:
             raise SchemaIncompatible(candidate.subject, problems)
 
     async def set_mode(self, subject: str, mode: CompatibilityMode | str) -> SubjectInfo:
-        """Sets the mode of registrations from now on. Raises SubjectUnknown, ModeUnknown, SubjectBusy."""
+        """Sets the mode of registrations from now on. Raises SubjectUnknown, ModeUnknown, RecordBusy."""
         wanted = types.parse_mode(mode)
 
-        async def decide(held: _StoredSubject) -> SubjectRecord | _Change:
-            record = _known(subject, held)
-            if record.mode is wanted:
-                return record
-            return _Change(msgspec.structs.replace(record, mode=wanted), ())
+        def decide(found: Versioned[SubjectRecord]) -> RecordChange[SubjectRecord] | None:
+            record = _known(subject, found.value)
+            changed = msgspec.structs.replace(record, mode=wanted)
+            return RecordChange(changed) if changed != record else None
 
-        return _subject_info(subject, await self._change(types.check_subject(subject), decide))
+        updated = await self._change(types.check_subject(subject), decide)
+        return _subject_info(subject, _known(subject, updated.value))
 
     async def delete_version(self, subject: str, version: int) -> SubjectInfo:
         """Remove a version for good: nothing serves it any more, and its number is not used again. The
-        subject stays, also without any version. Raises SubjectUnknown, VersionUnknown, SubjectBusy."""
+        subject stays, also without any version. Raises SubjectUnknown, VersionUnknown, RecordBusy."""
         is_attempted = False
 
-        async def decide(held: _StoredSubject) -> SubjectRecord | _Change:
+        async def decide(found: Versioned[SubjectRecord]) -> RecordChange[SubjectRecord] | None:
             nonlocal is_attempted
-            record = _known(subject, held)
+            record = _known(subject, found.value)
             versions = await self._versions(subject)
             left = [each for each in versions if each.version != version]
             if len(left) == len(versions):
                 if is_attempted:
-                    return record
+                    return None
                 raise VersionUnknown(subject, version)
             is_attempted = True
             latest = max(left, key=lambda each: each.version, default=None)
@@ -202,7 +200,7 @@ class SchemaRegistry:
                 count=len(left),
                 tags=latest.tags if latest else (),
             )
-            return _Change(
+            return RecordChange(
                 changed,
                 (
                     Delete(records.version_key(subject, version)),
@@ -210,35 +208,13 @@ class SchemaRegistry:
                 ),
             )
 
-        return _subject_info(subject, await self._change(types.check_subject(subject), decide))
+        updated = await self._change(types.check_subject(subject), decide)
+        return _subject_info(subject, _known(subject, updated.value))
 
-    async def _change(
-        self, subject: str, decide: Callable[[_StoredSubject], Awaitable[T | _Change]]
-    ) -> T | SubjectRecord:
-        """``decide`` sees the record and returns a result when there is nothing (more) to do, or what to
-        change, or raises."""
-        key = records.subject_key(subject)
-        unknown: OutcomeUnknown | None = None
-        for _ in range(ATTEMPTS):
-            try:
-                held = await self._read_subject(subject)
-                decision = await decide(held)
-                if not isinstance(decision, _Change):
-                    return decision
-                result = await self._metadata.txn(
-                    (Compare(key, Target.MOD_REVISION, Relation.EQUAL, held.revision),),
-                    (Put(key, msgspec.json.encode(decision.record)), *decision.operations),
-                )
-            except OutcomeUnknown as error:
-                unknown = error
-                continue
-            except NO_ANSWER as error:
-                if unknown is not None:
-                    raise unknown from error
-                raise
-            if result.succeeded:
-                return decision.record
-        raise SubjectBusy(f"subject {subject!r} changed under {ATTEMPTS} attempts to change it")
+    async def _change(self, subject: str, decide: Decide[SubjectRecord]) -> Updated[SubjectRecord]:
+        return await self._records.update(
+            records.subject_key(subject), SubjectRecord, decide, what=f"subject {subject!r}"
+        )
 
     async def latest(self, subject: str) -> SchemaVersion:
         """The latest version. Raises SubjectUnknown, VersionUnknown (all are deleted)."""
@@ -254,7 +230,7 @@ class SchemaRegistry:
 
     async def versions(self, subject: str) -> list[VersionInfo]:
         """All versions that exist, oldest first. Raises SubjectUnknown."""
-        record = _known(subject, await self._read_subject(types.check_subject(subject)))
+        record = await self._subject(types.check_subject(subject))
         return [
             VersionInfo(schema_id=record.schema_id, **msgspec.structs.asdict(each))
             for each in await self._versions(subject)
@@ -262,16 +238,12 @@ class SchemaRegistry:
 
     async def subject(self, subject: str) -> SubjectInfo:
         """Raises SubjectUnknown."""
-        held = await self._read_subject(types.check_subject(subject))
-        return _subject_info(subject, _known(subject, held))
+        return _subject_info(subject, await self._subject(types.check_subject(subject)))
 
     async def subjects(self) -> list[SubjectInfo]:
         """All subjects, in the order of their names as keys."""
         kvs = await self._range(records.SUBJECTS, PAGE)
-        return [
-            _subject_info(records.subject_of(kv.key), records.decode(kv.key, kv.value, SubjectRecord))
-            for kv in kvs
-        ]
+        return [_subject_info(records.subject_of(kv.key), decode(kv, SubjectRecord)) for kv in kvs]
 
     async def check(
         self,
@@ -284,7 +256,7 @@ class SchemaRegistry:
         Raises SubjectUnknown, SchemaInvalid, SchemaTooLarge, TypeUnknown, ModeUnknown."""
         kind = types.parse_type(kind)
         wanted = None if mode is None else types.parse_mode(mode)
-        record = _known(subject, await self._read_subject(types.check_subject(subject)))
+        record = await self._subject(types.check_subject(subject))
         if record.type is not kind:
             return [str(SubjectTypeMismatch(subject, record.type, kind))]
         schema = await asyncio.to_thread(read_schema, kind, definition)
@@ -292,7 +264,7 @@ class SchemaRegistry:
 
     async def resolve(self, reference: Reference) -> Resolved:
         """Raises SubjectUnknown, VersionUnknown."""
-        record = _known(reference.subject, await self._read_subject(types.check_subject(reference.subject)))
+        record = await self._subject(types.check_subject(reference.subject))
         if reference.pinned_version is None:
             existing = [record.latest] if record.latest else []
         else:
@@ -315,13 +287,9 @@ class SchemaRegistry:
             self._validators.popitem(last=False)
         return validator
 
-    async def _read_subject(self, subject: str) -> _StoredSubject:
-        kv = await self._metadata.get(records.subject_key(subject))
-        return (
-            _StoredSubject(None, 0)
-            if kv is None
-            else _StoredSubject(records.decode(kv.key, kv.value, SubjectRecord), kv.mod_revision)
-        )
+    async def _subject(self, subject: str) -> SubjectRecord:
+        """Raises SubjectUnknown."""
+        return _known(subject, (await self._records.get(records.subject_key(subject), SubjectRecord)).value)
 
     async def _subject_by_id(self, schema_id: int) -> str:
         kv = await self._metadata.get(records.id_key(schema_id)) if schema_id > 0 else None
@@ -331,13 +299,13 @@ class SchemaRegistry:
 
     async def _versions(self, subject: str) -> list[VersionRecord]:
         kvs = await self._range(records.versions_prefix(subject), PAGE)
-        return [records.decode(kv.key, kv.value, VersionRecord) for kv in kvs]
+        return [decode(kv, VersionRecord) for kv in kvs]
 
     async def _load(self, subject: str, version: int | None) -> SchemaVersion:
         """Record, version and definition are three reads, between which a version may be deleted; the latest
         one is then looked up again."""
         for _ in range(ATTEMPTS):
-            record = _known(subject, await self._read_subject(subject))
+            record = await self._subject(subject)
             number = record.latest if version is None else version
             if number < 1:
                 raise VersionUnknown(subject, version)
@@ -349,14 +317,12 @@ class SchemaRegistry:
                     subject=subject,
                     type=record.type,
                     mode=record.mode,
-                    **msgspec.structs.asdict(records.decode(info.key, info.value, VersionRecord)),
-                    **msgspec.structs.asdict(
-                        records.decode(definition.key, definition.value, DefinitionRecord)
-                    ),
+                    **msgspec.structs.asdict(decode(info, VersionRecord)),
+                    **msgspec.structs.asdict(decode(definition, DefinitionRecord)),
                 )
             if version is not None:
                 raise VersionUnknown(subject, version)
-        raise SubjectBusy(f"subject {subject!r} changed under {ATTEMPTS} attempts to read it")
+        raise RecordBusy(f"subject {subject!r} changed under {ATTEMPTS} attempts to read it")
 
     async def _problems(
         self, subject: str, record: SubjectRecord, schema: Schema, mode: CompatibilityMode
@@ -376,9 +342,7 @@ class SchemaRegistry:
         else:
             kv = await self._metadata.get(records.definition_key(subject, record.latest))
             kvs = [] if kv is None else [kv]
-        found = [
-            (int(kv.key.rpartition("/")[2]), records.decode(kv.key, kv.value, DefinitionRecord)) for kv in kvs
-        ]
+        found = [(int(kv.key.rpartition("/")[2]), decode(kv, DefinitionRecord)) for kv in kvs]
         return found[::-1]
 
     async def _range(self, prefix: str, page: int) -> list[KeyValue]:
@@ -392,13 +356,13 @@ class SchemaRegistry:
         return kvs
 
 
-def _known(subject: str, held: _StoredSubject) -> SubjectRecord:
-    if held.record is None:
+def _known(subject: str, record: SubjectRecord | None) -> SubjectRecord:
+    if record is None:
         raise SubjectUnknown(subject)
-    return held.record
+    return record
 
 
-def _creation(candidate: _Candidate, schema_id: int) -> _Change:
+def _creation(candidate: _Candidate, schema_id: int) -> RecordChange[SubjectRecord]:
     record = SubjectRecord(
         schema_id=schema_id,
         type=candidate.type,
@@ -409,10 +373,10 @@ def _creation(candidate: _Candidate, schema_id: int) -> _Change:
         tags=candidate.info.tags,
     )
     owner = Put(records.id_key(schema_id), candidate.subject.encode())
-    return _Change(record, (owner, *_writes(candidate, 1)))
+    return RecordChange(record, (owner, *_writes(candidate, 1)))
 
 
-def _addition(candidate: _Candidate, record: SubjectRecord) -> _Change:
+def _addition(candidate: _Candidate, record: SubjectRecord) -> RecordChange[SubjectRecord]:
     version = record.next_version
     changed = msgspec.structs.replace(
         record,
@@ -421,14 +385,14 @@ def _addition(candidate: _Candidate, record: SubjectRecord) -> _Change:
         count=record.count + 1,
         tags=candidate.info.tags,
     )
-    return _Change(changed, _writes(candidate, version))
+    return RecordChange(changed, _writes(candidate, version))
 
 
 def _writes(candidate: _Candidate, version: int) -> tuple[Operation, ...]:
     info = msgspec.structs.replace(candidate.info, version=version)
     return (
-        Put(records.version_key(candidate.subject, version), msgspec.json.encode(info)),
-        Put(records.definition_key(candidate.subject, version), msgspec.json.encode(candidate.definition)),
+        Put(records.version_key(candidate.subject, version), encode(info)),
+        Put(records.definition_key(candidate.subject, version), encode(candidate.definition)),
     )
 
 

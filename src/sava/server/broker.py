@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from random import SystemRandom
 from typing import Final
 
 from grpc import aio
@@ -116,7 +115,7 @@ class Broker:
         except OSError as error:
             raise HostError(f"cannot listen on {host}:{wanted.prometheus}: {error.strerror}") from error
         await parts.start()
-        seeds = SeedBootstrap(node.transport, node.info, rng=SystemRandom())
+        seeds = SeedBootstrap(node.transport, node.info)
         self._stops.add("bootstrap", seeds.close)
         seeds.start()
 

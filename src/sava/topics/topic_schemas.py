@@ -173,7 +173,7 @@ class SchemaChecks:
     async def _id_of(self, subject: str) -> int:
         kv = self._store.local.get(records.subject_key(subject))
         if kv is not None:
-            return records.decode(kv.key, kv.value, records.SubjectRecord).schema_id
+            return specs.decode(kv, records.SubjectRecord).schema_id
         return (await self._registry.subject(subject)).schema_id
 
     async def _check_version(self, subject: str, version: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,6 +22,7 @@ from sava.topics import specs
 from sava.topics.errors import NotHandedOver
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry
+from sava.topics.served import ServedTopics
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fakes import (
@@ -116,7 +117,8 @@ class Broker:
         self.topics = FakeTopics(store, broker, self.life, ends)
         self.view = ClusterView(store)
         registrar: Any = self.life
-        self.agent = Agent(self.view, store, self.topics, broker=broker, registrar=registrar)
+        topics = cast(ServedTopics, self.topics)
+        self.agent = Agent(self.view, store, topics, broker=broker, registrar=registrar)
 
     async def __aenter__(self) -> Broker:
         self.view.start(Supervisor())

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from sava.cluster.planning import Candidate, Placement, Scene, Sightings, plan, wait_after
+from sava.cluster.planning import Candidate, Placement, Scene, Sightings, plan, wait_after, write_decisions
 from sava.cluster.records import Mode
 from sava.cluster.view import TopicEntry
 from sava.metadata.commands import Put
@@ -401,7 +401,7 @@ async def test_a_topic_that_changed_does_not_hold_up_the_others() -> None:
         await w.until(lambda: w.view.entry(names[-1]) is not None and 1 in w.view.brokers)
         planned = plan(list(w.view.entries()), w.controller._scene(w.view.brokers))
         await w.store.txn((), (Put(specs.ownership_key(names[50]), specs.encode(Ownership(epoch=9))),))
-        done = await w.controller._writer.write(planned.decisions, term=1)
+        done = await write_decisions(w.view, w.store, planned.decisions, term=1)
         assert len(planned.decisions) == 100
         assert {decision.name for decision in done} == set(names) - {names[50]}
         assert w.record(names[50]).epoch == 9
@@ -416,7 +416,7 @@ async def test_an_owner_that_came_back_between_the_look_and_the_write_is_not_gon
         planned = plan(list(w.view.entries()), w.controller._scene(dict(w.view.brokers)))
         assert [decision.step for decision in planned.decisions] == ["orphan"]
         await w.store.put("/cluster/register/1", specs.encode(registration(1)))
-        assert await w.controller._writer.write(planned.decisions, term=1) == []
+        assert await write_decisions(w.view, w.store, planned.decisions, term=1) == []
         assert w.record(topic(1)).state is S.ASSIGNED
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from sava.cluster import drains
 from sava.cluster.drains import DrainStatus
-from sava.cluster.records import BrokerMode, BrokerUnknown, Mode, MoveRefused, NotController
+from sava.cluster.records import BrokerMode, BrokerUnknown, Mode, MoveRefused, NotController, mode_key
+from sava.metadata.errors import OutcomeUnknown
 from sava.topics.names import TopicName
 from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
@@ -279,3 +280,22 @@ async def test_a_broker_that_leaves_last_keeps_its_topics() -> None:
         await asyncio.sleep(0.5)  # time in which nothing may happen
         assert w.view.counts()[1] == 20
         assert S.MOVING not in set(w.states().values())
+
+
+async def test_a_drain_whose_answer_is_lost_is_found_and_goes_on() -> None:
+    """Schedule: the leader writes that broker 1 drains; the write takes effect and its answer is lost."""
+    async with world() as w:
+        await all_at_broker_1(w, NAMES[:2])
+        txn = w.store.txn
+        lost: list[str] = []
+
+        async def losing_txn(compare, then, otherwise=(), **options):
+            result = await txn(compare, then, otherwise, **options)
+            if not lost and then[0].key == mode_key(1):
+                lost.append(then[0].key)
+                raise OutcomeUnknown("the answer was lost")
+            return result
+
+        w.store.txn = losing_txn  # type: ignore[method-assign]
+        assert (await drain(w))[-1].mode is Mode.DRAINED
+        assert lost

@@ -317,6 +317,27 @@ async def test_an_unknown_outcome_is_looked_up(took_effect: bool) -> None:
         assert (move.to_broker, move.error) == (2, "")
 
 
+async def test_a_move_that_is_over_before_its_lost_answer_is_looked_up_is_not_made_again() -> None:
+    """Schedule: the move is written and its answer lost; by the time the record is read again broker 2 has
+    the topic. Moved once more it would be back at broker 1."""
+    async with world() as w:
+        await two_brokers(w)
+        txn = w.store.txn
+        moves: list[int] = []
+
+        async def losing_txn(compare, then, otherwise=(), **options):
+            result = await txn(compare, then, otherwise, **options)
+            if options.get("fence_term") and w.record(topic(1)).state is S.MOVING and not moves:
+                moves.append(1)
+                await w.until(lambda: w.record(topic(1)).owner == 2 and w.record(topic(1)).incarnation > 0)
+                raise OutcomeUnknown("the answer was lost")
+            return result
+
+        w.store.txn = losing_txn  # type: ignore[method-assign]
+        move = await unload(w)
+        assert (move.to_broker, move.error, w.record(topic(1)).owner) == (2, "", 2)
+
+
 async def test_many_at_once_are_spread_over_the_others() -> None:
     names = [topic(index) for index in range(60)]
     async with world() as w:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -21,6 +23,7 @@ from sava.cluster.pipelines import (
     claim_key,
     status_key,
 )
+from sava.metadata.commands import TxnResult
 from sava.metadata.errors import OutcomeUnknown
 from sava.topics.names import InvalidName
 from tests.unit.cluster.fakes import FaultyStore
@@ -124,13 +127,55 @@ async def test_a_runner_that_was_gone_gets_another_lease(pipelines: Pipelines, s
     assert (await pipelines.join("a", ALL, ttl_ms=TTL_MS)).lease != first.lease
 
 
-async def test_a_lost_answer_to_a_claim_is_asked_for_again(pipelines: Pipelines, store: FaultyStore) -> None:
+async def test_a_runner_and_its_claim_whose_answers_are_lost_are_found(
+    pipelines: Pipelines, store: FaultyStore
+) -> None:
+    """Schedule: each write takes effect and its answer is lost."""
     await pipelines.apply("copy", "custom", {})
-    await pipelines.join("a", ALL, ttl_ms=TTL_MS)
     store.lost["txn"] = 1
-    with pytest.raises(OutcomeUnknown):
-        await pipelines.claim("copy", "a")
-    assert (await pipelines.claim("copy", "a")).is_granted
+    joined = await pipelines.join("a", ALL, ttl_ms=TTL_MS)
+    assert [runner.name for runner in joined.runners] == ["a"]
+    store.lost["txn"] = 1
+    claimed = await pipelines.claim("copy", "a")
+    assert claimed.is_granted
+    assert (await pipelines.claim("copy", "a")).number == claimed.number
+    store.lost["txn"] = 1
+    await pipelines.release("copy", "a", claimed.number, RUNNING)
+    assert (await pipelines.get("copy")).claim is None
+
+
+async def test_a_pipeline_whose_answers_are_lost_is_created_once_paused_and_deleted(
+    pipelines: Pipelines, store: FaultyStore
+) -> None:
+    """Schedule: each write takes effect and its answer is lost. A creation that is repeated after that would
+    find its own pipeline and be refused."""
+    store.lost["txn"] = 1
+    await pipelines.apply("copy", "custom", {}, create_only=True)
+    store.lost["txn"] = 1
+    assert (await pipelines.pause("copy", is_paused=True)).record.is_paused
+    store.lost["txn"] = 1
+    assert await pipelines.delete("copy")
+    with pytest.raises(PipelineUnknown):
+        await pipelines.get("copy")
+
+
+async def test_a_deletion_whose_answer_is_lost_until_the_runner_has_stopped_it_is_over(
+    pipelines: Pipelines, store: FaultyStore
+) -> None:
+    """Schedule: the mark is written and its answer lost; the runner sees the mark, stops, and removes the
+    record; the record is read again."""
+    await pipelines.apply("copy", "custom", {})
+    claim = await _claimed(pipelines)
+    txn = store.txn
+
+    async def losing(*args: Any, **options: Any) -> TxnResult:
+        await txn(*args, **options)
+        store.txn = txn  # type: ignore[method-assign]
+        await pipelines.release("copy", "a", claim, RUNNING)
+        raise OutcomeUnknown("the answer was lost")
+
+    store.txn = losing  # type: ignore[method-assign]
+    assert await pipelines.delete("copy")
 
 
 async def test_reports_are_what_is_shown_until_the_runner_is_gone(

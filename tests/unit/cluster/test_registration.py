@@ -360,6 +360,18 @@ async def test_a_broker_that_leaves_says_so_under_the_same_lease_and_in_every_li
     assert store.local.get(KEY) is None
 
 
+async def test_a_broker_whose_word_that_it_leaves_has_no_answer_knows_that_it_was_heard(
+    store: FaultyStore,
+) -> None:
+    """Schedule: the registration says that the broker leaves, and the answer is lost. A broker that takes
+    itself for unheard stops at once, with all its topics, while the leader begins to move them."""
+    here = registrar(store)
+    await registered(here)
+    store.lost["txn"] = 1
+    assert await here.leave()
+    await here.close()
+
+
 async def test_a_broker_that_is_not_there_cannot_say_that_it_leaves(store: FaultyStore) -> None:
     here = registrar(store)
     assert not await here.leave()

@@ -27,7 +27,7 @@ from sava.cluster.writer_records import (
 )
 from sava.cluster.writers import CommitResult, Writers
 from sava.errors import SavaError
-from sava.metadata.errors import Unavailable
+from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.records import RecordCorrupt
 from sava.storage import staging
 from sava.storage.errors import StagedExpired, StagedInvalid
@@ -443,6 +443,29 @@ async def test_lost_answers_of_the_metadata_store_change_nothing(story: Story, l
     await story.commit(1)
     assert story.orders() == [b"order 0", b"order 1"]
     assert (await story.record()).is_published
+
+
+async def test_a_refusal_after_a_decision_without_answer_is_no_refusal_of_the_batch(story: Story) -> None:
+    """Schedule: the decision is sent and its answer lost; the next attempt finds the record as it was and is
+    refused by a topic. The first decision may take effect yet: nobody may say that nothing was published."""
+
+    async def lose() -> None:
+        story.topics.refusals[ORDERS] = StagedInvalid("too large")
+        raise OutcomeUnknown("the answer was lost")
+
+    commit = await story.staged(0)
+    story.store.before["txn"] = lose
+    with pytest.raises(OutcomeUnknown) as raised:
+        await story.writers.commit(commit)
+    assert isinstance(raised.value.__cause__, StagedInvalid)
+
+
+async def test_a_writer_whose_forgetting_has_no_answer_is_forgotten(story: Story) -> None:
+    """Schedule: the record is removed and the answer lost; asked for again, there is no such writer."""
+    await story.commit(0)
+    story.store.lost["txn"] = 1
+    await story.writers.forget("w")
+    assert await story.writers.list() == []
 
 
 async def test_what_was_decided_and_then_removed_by_somebody_is_said_to_be_lost(story: Story) -> None:

@@ -26,9 +26,10 @@ from sava.ledger.protocol import (
 )
 from sava.ledger.protocol import record as steps
 from sava.ledger.recoverer import Recoverer
-from sava.ledger.registry import LedgerAccess, LedgerRecords, LiveBrokers, PeerUnreachable
+from sava.ledger.registry import LedgerAccess, LedgerRecords, LiveBrokers, PeerUnreachable, record_key
 from sava.ledger.tail_recovery import TailRecovery
-from sava.metadata.commands import Put
+from sava.metadata.commands import Put, TxnResult
+from sava.metadata.errors import OutcomeUnknown
 from sava.records import RecordBatch
 from sava.storage.catalog import Catalog
 from sava.storage.journal_index import BATCH
@@ -345,7 +346,20 @@ async def test_a_part_that_is_lost_after_closing_is_told_and_given_up_as_well(st
     assert [(each.stored, each.kept, each.found) for each in found.topics] == [(0, 6, 10)]
     other = type(found.loss)((), None, found.loss.silent)
     assert not await story.losses.accept(story.journal, other)
+    # The record is written and the answer lost: asked again, the operator would hear that it is another loss.
+    txn = story.store.txn
+    lost: list[bool] = []
+
+    async def losing(compare: Any, then: Any, *args: Any, **options: Any) -> TxnResult:
+        result = await txn(compare, then, *args, **options)
+        if not lost and then[0].key == record_key(story.journal):
+            lost.append(True)
+            raise OutcomeUnknown("the answer was lost")
+        return result
+
+    story.store.txn = losing  # type: ignore[method-assign]
     assert await story.losses.accept(story.journal, found.loss)
+    assert lost
     await story.until_removed()
     assert (await story.state()).end == 6
 

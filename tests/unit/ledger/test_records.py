@@ -10,12 +10,12 @@ from sava.ledger.protocol import LedgerId, StorageId
 from sava.ledger.protocol import record as steps
 from sava.ledger.registry import (
     LedgerRecordChanged,
-    LedgerRecordCorrupt,
     LedgerRecords,
     ledger_of_key,
     record_key,
 )
 from sava.metadata.commands import Compare, Relation, Target
+from sava.metadata.records import RecordCorrupt
 from sava.supervisor import Supervisor
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import PATIENCE_S
@@ -104,9 +104,9 @@ async def test_a_record_that_cannot_be_read_is_not_taken_for_none() -> None:
     records = LedgerRecords(store)
     await store.put(record_key(JOURNAL), b"{")
     for reading in (records.get(JOURNAL), records.of(1), records.all()):
-        with pytest.raises(LedgerRecordCorrupt, match="/ledgers/1/7"):
+        with pytest.raises(RecordCorrupt, match="/ledgers/1/7"):
             await reading
-    with pytest.raises(LedgerRecordCorrupt):
+    with pytest.raises(RecordCorrupt):
         records.known()
 
 

@@ -111,7 +111,7 @@ async def test_seeds_form_a_cluster_when_the_last_one_has_started() -> None:
     rng = Random(1)
     hosts = hosts_of(rng)
     hosts[C].is_up = False
-    runs = [SeedBootstrap(network(hosts, rng), hosts[each].info, rng=rng, pause_s=0.0) for each in (A, B)]
+    runs = [SeedBootstrap(network(hosts, rng), hosts[each].info, pause_s=0.0) for each in (A, B)]
     tasks = [asyncio.create_task(run.run()) for run in runs]
     for _ in range(200):
         await asyncio.sleep(0)
@@ -119,7 +119,7 @@ async def test_seeds_form_a_cluster_when_the_last_one_has_started() -> None:
     hosts[C].is_up = True
     async with asyncio.timeout(SOON_S):
         await asyncio.gather(*tasks)
-        await SeedBootstrap(network(hosts, rng), hosts[C].info, rng=rng, pause_s=0.0).run()
+        await SeedBootstrap(network(hosts, rng), hosts[C].info, pause_s=0.0).run()
     ids = [host.node for host in hosts.values()]
     assert {host.info().cluster for host in hosts.values()} == {cluster_id_of(ids)}
 
@@ -141,7 +141,7 @@ async def test_the_log_says_how_a_seed_without_its_disk_comes_back(caplog: pytes
     hosts = hosts_of(rng)
     await bootstrap(network(hosts, rng), hosts[A].info, SEEDS)
     hosts[C].wipe()
-    run = SeedBootstrap(network(hosts, rng), hosts[C].info, rng=rng, pause_s=0.0)
+    run = SeedBootstrap(network(hosts, rng), hosts[C].info, pause_s=0.0)
     caplog.set_level("INFO")
     task = asyncio.create_task(run.run())
     async with asyncio.timeout(SOON_S):
@@ -190,7 +190,7 @@ async def live(seed: int) -> None:
         if address in tasks:
             tasks[address].cancel()
         own = hosts[address].info
-        tasks[address] = asyncio.create_task(SeedBootstrap(over, own, rng=rng, pause_s=0.0).run())
+        tasks[address] = asyncio.create_task(SeedBootstrap(over, own, pause_s=0.0).run())
 
     formed: set[str] = set()
 

@@ -9,9 +9,10 @@ import pytest
 
 from sava.errors import CallerError
 from sava.metadata import records
-from sava.metadata.commands import Compare, Delete, KeyValue, Operation, Put, TxnResult
+from sava.metadata.commands import Compare, Delete, DeletePrefix, KeyValue, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.records import RecordChange, RecordStore, Versioned, absent, present
+from sava.tasks import Backoff
 from tests.support.memory_store import MemoryStore
 
 KEY = "/tests/record"
@@ -89,13 +90,13 @@ def store() -> Unsteady:
 
 
 @pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    paused: list[int] = []
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    paused: list[float] = []
 
-    async def pause(number: int) -> None:
-        paused.append(number)
+    async def pause(backoff: Backoff) -> None:
+        paused.append(backoff.next())
 
-    monkeypatch.setattr(records, "_pause", pause)
+    monkeypatch.setattr(Backoff, "pause", pause)
     return paused
 
 
@@ -161,22 +162,21 @@ async def test_a_lease_of_a_record_deletes_it(store: Unsteady) -> None:
     assert await stored(store) is None
 
 
-async def test_a_conflict_is_decided_anew_after_a_pause(store: Unsteady, no_pause: list[int]) -> None:
+async def test_a_conflict_is_decided_anew_after_a_pause(store: Unsteady, no_pause: list[float]) -> None:
     store.before = [store.rival("b"), store.rival("c"), None]
     goal = Goal("a")
     assert (await RecordStore(store).update(KEY, Setting, goal)).is_changed
     assert goal.seen == [None, "b", "c"]
     assert await stored(store) == Setting("a")
-    assert no_pause == [1, 2]
+    assert len(no_pause) == 2
 
 
-async def test_the_pause_grows_and_ends() -> None:
-    assert records.FIRST_PAUSE_S < records.LONGEST_PAUSE_S
-    longest = [
-        min(records.FIRST_PAUSE_S * 2**n, records.LONGEST_PAUSE_S) for n in range(records.ATTEMPTS - 1)
-    ]
-    assert longest == sorted(longest)
-    assert sum(longest) < 1
+async def test_all_pauses_together_are_short(store: Unsteady, no_pause: list[float]) -> None:
+    store.before = [store.rival(str(n)) for n in range(records.ATTEMPTS)]
+    with pytest.raises(records.RecordBusy):
+        await RecordStore(store).update(KEY, Setting, Goal("a"))
+    assert len(no_pause) == records.ATTEMPTS - 1
+    assert sum(no_pause) < 1
 
 
 async def test_a_refusal_of_decide_changes_nothing(store: Unsteady) -> None:
@@ -215,6 +215,31 @@ async def test_a_record_that_cannot_be_read_is_an_error(store: Unsteady) -> None
         await RecordStore(store).get(KEY, Setting)
     with pytest.raises(records.RecordCorrupt):
         await RecordStore(store).update(KEY, Setting, Goal("a"))
+
+
+async def test_a_record_that_cannot_be_read_is_replaced_or_deleted_on_request(store: Unsteady) -> None:
+    for value in (Setting("a"), None):
+        await store.put(KEY, b"{")
+        change = RecordChange(value)
+        seen: list[Versioned[Setting]] = []
+
+        def decide(found: Versioned[Setting], change=change, seen=seen) -> RecordChange[Setting]:
+            seen.append(found)
+            return change
+
+        await RecordStore(store).update(KEY, Setting, decide, repairs=True)
+        assert seen[0].value is None
+        assert seen[0].kv is not None
+        assert await stored(store) == value
+
+
+async def test_a_damaged_record_is_not_taken_for_a_deletion_that_took_effect(store: Unsteady) -> None:
+    """Schedule: the deletion is lost, and another writes something that cannot be read."""
+    await store.rival("b")()
+    store.answers, store.before = ["dropped"], [lambda: store.put(KEY, b"{")]
+    await RecordStore(store).update(KEY, Setting, lambda found: RecordChange(None), repairs=True)
+    assert await stored(store) is None
+    assert store.writes == 2
 
 
 # -- without answers -----------------------------------------------------------------------------------------
@@ -297,6 +322,29 @@ async def test_operations_are_compared_too(store: Unsteady) -> None:
     assert store.writes == 1
 
 
+async def test_a_removed_prefix_is_compared_too(store: Unsteady) -> None:
+    await store.put("/tests/below/x", b"x")
+    store.answers = ["applied"]
+    goal = Goal("a", DeletePrefix("/tests/below/"), creates=True)
+    assert (await RecordStore(store).update(KEY, Setting, goal)).is_changed
+    assert store.writes == 1
+
+
+async def test_the_same_record_under_another_lease_is_not_ours(store: Unsteady) -> None:
+    """A holder of the same name has come back, under a lease of its own, before our write."""
+    ours, theirs = await store.grant_lease(1000), await store.grant_lease(1000)
+
+    async def rival() -> None:
+        await store.put(KEY, records.encode(Setting("a")), lease=theirs)
+
+    def decide(found: Versioned[Setting]) -> RecordChange[Setting] | None:
+        return None if found.value is not None else RecordChange(Setting("a"), lease=ours)
+
+    store.answers, store.before = ["dropped"], [rival]
+    updated = await RecordStore(store).update(KEY, Setting, decide)
+    assert (updated.is_changed, updated.lease) == (False, theirs)
+
+
 @pytest.mark.parametrize("answer", ["applied", "dropped"])
 async def test_no_answer_to_the_read_leaves_the_outcome_unknown(store: Unsteady, answer: str) -> None:
     store.answers, store.reads_without_answer = [answer], 1
@@ -306,10 +354,42 @@ async def test_no_answer_to_the_read_leaves_the_outcome_unknown(store: Unsteady,
 
 
 async def test_a_changed_mind_leaves_an_open_write_unknown(store: Unsteady) -> None:
-    answers = iter([RecordChange(Setting("a")), None])
+    answers = iter([RecordChange(Setting("a"))])
     store.answers = ["dropped"]
     with pytest.raises(OutcomeUnknown):
-        await RecordStore(store).update(KEY, Setting, lambda found: next(answers))
+        await RecordStore(store).update(KEY, Setting, lambda found: next(answers, None))
+    assert store.writes == 1
+
+
+async def test_a_decision_that_saw_more_than_the_record_waits_until_it_is_read(store: Unsteady) -> None:
+    """Schedule: the record is read; the lost write takes effect; decide reads another key, which has it."""
+    lost: list[Setting] = []
+
+    async def decide(found: Versioned[Setting]) -> RecordChange[Setting] | None:
+        if lost and found.value is None:
+            await store.put(KEY, records.encode(lost[0]))
+            return None
+        lost.append(Setting("a"))
+        return RecordChange(Setting("a"))
+
+    store.answers = ["dropped"]
+    assert (await RecordStore(store).update(KEY, Setting, decide)).is_changed
+    assert store.writes == 1
+
+
+@pytest.mark.parametrize("answer", ["applied", "dropped"])
+async def test_decide_learns_that_an_attempt_may_have_taken_effect(store: Unsteady, answer: str) -> None:
+    """Schedule: the record is created, the answer lost, and another changes it: to add once more might be
+    to add twice."""
+    seen: list[bool] = []
+
+    def decide(found: Versioned[Setting]) -> RecordChange[Setting] | None:
+        seen.append(found.is_in_doubt)
+        return None if found.is_in_doubt else RecordChange(Setting("a"))
+
+    store.answers, store.after = [answer], [store.rival("b")]
+    assert not (await RecordStore(store).update(KEY, Setting, decide)).is_changed
+    assert seen == [False, True]
 
 
 async def test_only_a_conclusive_refusal_outweighs_an_unknown_outcome(store: Unsteady) -> None:

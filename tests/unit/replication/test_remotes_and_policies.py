@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from sava.metadata.commands import TxnResult
+from sava.metadata.errors import OutcomeUnknown
+from sava.metadata.records import encode
 from sava.replication import records
+from sava.replication.links import LinkName
 from sava.replication.policies import Scope
 from sava.replication.records import (
     PolicyInvalid,
@@ -227,3 +232,94 @@ async def test_a_topic_is_not_taken_for_one_whose_name_it_begins_with() -> None:
         await made.create(ORDERS)
         await made.replicate("/default/order")
         assert made.linked() == ["/default/order to west"]
+
+
+# -- lost answers ----------------------------------------------------------------------------------
+
+
+def lose_next_answer(made: World) -> None:
+    """The next transaction with a condition takes effect, and its answer is lost."""
+    txn = made.store.txn
+    lost: list[bool] = []
+
+    async def losing(compare: Any, then: Any, *args: Any, **options: Any) -> TxnResult:
+        result = await txn(compare, then, *args, **options)
+        if compare and not lost:
+            lost.append(True)
+            raise OutcomeUnknown("the answer was lost")
+        return result
+
+    made.store.txn = losing  # type: ignore[method-assign]
+
+
+async def test_a_remote_whose_answer_is_lost_is_added_and_changed() -> None:
+    """Schedule: the record is written, and the answer lost."""
+    async with world() as made:
+        lose_next_answer(made)
+        await made.add_remote()
+        assert (await made.control.remotes.get("west")).cluster_id == "id-west"
+
+
+async def test_a_removal_whose_answer_is_lost_is_finished() -> None:
+    """Schedule: the remote is removed and the answer lost. Asked for again, it would be unknown, and neither
+    would what is remembered of its topics go nor a policy set meanwhile be found."""
+    async with world() as made:
+        await made.add_remote()
+        lose_next_answer(made)
+        looks = 0
+
+        def in_use() -> list[str]:
+            nonlocal looks
+            looks += 1
+            return [] if looks == 1 else ["shop"]
+
+        with pytest.raises(RemoteInUse):
+            await made.control.remotes.remove("west", in_use)
+        assert (await made.control.remotes.get("west")).cluster_id == "id-west"
+        lose_next_answer(made)
+        await made.control.remotes.remove("west", list)
+        assert not await made.control.remotes.list()
+
+
+async def test_a_policy_whose_answer_is_lost_is_set_and_cleared() -> None:
+    async with world() as made:
+        await made.add_remote()
+        await made.create()
+        scope = Scope.parse("/default/orders")
+        lose_next_answer(made)
+        await made.control.policies.set(scope, PolicyRecord(remotes=("west",)))
+        assert await made.control.policies.get(scope) is not None
+        lose_next_answer(made)
+        await made.control.policies.clear(scope)
+        assert await made.control.policies.get(scope) is None
+
+
+async def test_a_topic_whose_recreation_has_no_answer_is_recreated_once() -> None:
+    """Schedule: the new generation is written and the answer lost, and a runner says at once what it found
+    at the remote. A second generation would forget that."""
+    async with world() as made:
+        await made.add_remote()
+        await made.create()
+        await made.replicate("/default/orders")
+        name = LinkName("west", ORDERS)
+        before = made.record()
+        assert before is not None
+        txn = made.store.txn
+        lost: list[bool] = []
+
+        async def losing(compare: Any, then: Any, *args: Any, **options: Any) -> TxnResult:
+            result = await txn(compare, then, *args, **options)
+            if compare and not lost:
+                lost.append(True)
+                record = made.record()
+                assert record is not None
+                said = msgspec.structs.replace(record, remote_topic_ids=(7,))
+                await made.store.put(records.link_key(*name), encode(said))
+                raise OutcomeUnknown("the answer was lost")
+            return result
+
+        made.store.txn = losing  # type: ignore[method-assign]
+        await made.reports.recreate(name)
+        after = made.record()
+        assert after is not None
+        assert (after.generation, after.remote_topic_ids) == (before.generation + 1, (7,))
