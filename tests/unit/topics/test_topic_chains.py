@@ -22,8 +22,8 @@ from sava.topics.errors import (
 from sava.topics.names import TopicName
 from sava.topics.origin_acks import OriginAcks
 from sava.topics.producers import AccessMode, producer_id
+from sava.topics.rules import TopicSchemas
 from sava.topics.specs import SubscriptionType
-from sava.topics.topic_schemas import TopicSchemas
 from tests.copying import Origins
 from tests.patience import PATIENCE_S
 from tests.unit.storage.brokers import contents
