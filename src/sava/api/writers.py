@@ -32,8 +32,8 @@ from sava.storage.errors import StagedInvalid
 from sava.storage.staging import Part, Section
 from sava.topics.errors import MessageInvalid, TopicMismatch, TopicUnknown
 from sava.topics.names import TopicName, check_name
+from sava.topics.publishing import Run, Stage
 from sava.topics.served import ServedTopics
-from sava.topics.staged import Run, Stage
 from sava.topics.topic import Topic
 
 METHOD: Final = "/sava.writers.Writers/PublishStaged"

@@ -9,8 +9,8 @@
 Up to 3 nothing has happened. From 3 on it will: every broker that comes to a record that is decided and not
 published continues with 4, be it the broker that decided, the one that a repeated commit comes to, the next
 commit of the writer, or the leader, which looks for such records every few seconds. What they publish is what
-the record names, and topics recognise what they have (``sava.topics.staged``), so it does not matter how many
-do it or how often.
+the record names, and topics recognise what they have (``sava.topics.publishing``), so it does not matter how
+many do it or how often.
 
 **One at a time.** A batch is decided when the one before it is published, and not before. So a topic that has
 seen a later one of a writer has all of the earlier ones, and one number per writer is all that it must

@@ -73,10 +73,10 @@ from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
 from sava.tasks import STEP_S, Stops, cancelled, stopped_within
 from sava.topics.names import InvalidName, TopicName
+from sava.topics.publishing import Stage
 from sava.topics.registry import Registry
+from sava.topics.rules import TopicSchemas
 from sava.topics.served import ServedTopics
-from sava.topics.staged import Stage
-from sava.topics.topic_schemas import TopicSchemas
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ subscription's own:
     keeper       is late with the cursor of the old s: refused
 
 A transaction that is refused is tried in halves, until those that caused it are alone. Each of these asks its
-tenure (see ``tenure``) before it is given up: a record that was written again because the topic is to move
+tenure (see ``ownership``) before it is given up: a record that was written again because the topic is to move
 has the same owner, and the positions that go with the topic are still to be written. When the store cannot be
 reached everything stays as it is, to be written later: what a crash loses then is that messages are delivered
 again.
@@ -46,9 +46,9 @@ from sava.metadata.store import MetadataStore
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
 from sava.topics import specs
+from sava.topics.ownership import Tenure
 from sava.topics.ranges import IntervalSet, Range
 from sava.topics.specs import CursorRecord
-from sava.topics.tenure import Tenure
 
 _RECORDS_UNDER_WAY: Final = 16
 """Records taken and not yet reported as stored. There is one at a time; those of failed writes are

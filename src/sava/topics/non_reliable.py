@@ -20,12 +20,18 @@ from sava.errors import SavaError
 from sava.metadata.commands import DeletePrefix
 from sava.records import RecordBatch
 from sava.topics import specs
-from sava.topics.consumer import ConsumerHandle, cut_out
-from sava.topics.consumer_ids import ConsumerIds, ConsumerRecords
-from sava.topics.dispatch.members import QUEUE_BYTES, DispatchMember, HashRing, KeyFilter, effective_keys
-from sava.topics.dispatch.outstanding import Flight
+from sava.topics.consumer import ConsumerHandle, ConsumerIds, ConsumerRecords, cut_out
+from sava.topics.dispatch.members import (
+    QUEUE_BYTES,
+    DispatchMember,
+    Flight,
+    HashRing,
+    KeyFilter,
+    effective_keys,
+)
 from sava.topics.errors import ConsumerClosed, ConsumerReplaced, SubscriptionBusy, SubscriptionUnknown
 from sava.topics.names import TopicName
+from sava.topics.ownership import Tenure
 from sava.topics.ranges import Range, runs
 from sava.topics.specs import SubscriptionType
 from sava.topics.subscriptions import (
@@ -36,7 +42,6 @@ from sava.topics.subscriptions import (
     check_new,
     known,
 )
-from sava.topics.tenure import Tenure
 
 QUEUE_MESSAGES: Final = 10_000
 """In the queue of one consumer."""

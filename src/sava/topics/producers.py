@@ -47,10 +47,9 @@ from sava.topics.errors import (
     ProducerFenced,
     TopicMoved,
 )
-from sava.topics.limits import TopicLimits, check_room
 from sava.topics.names import MAX_NAME_BYTES, InvalidName, TopicName
 from sava.topics.publishing import Publisher
-from sava.topics.topic_schemas import SchemaChecks
+from sava.topics.rules import SchemaChecks, TopicLimits, check_room
 
 IDLE_S: Final = 600.0
 """After which a producer without a stream is dropped."""

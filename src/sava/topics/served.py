@@ -14,7 +14,7 @@ It ends here in one of three ways:
 
     hand_over   everything goes to where any broker reads it, and the topic to its next owner
     drop        it is another's already, or this broker may have it no longer: nothing is sealed
-    let_go      it is being deleted (see ``deletions``)
+    let_go      it is being deleted (see ``Deletions``)
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ from sava.storage.errors import DataGap, TopicSealed
 from sava.storage.topic_log import TopicClosed
 from sava.supervisor import Supervisor
 from sava.tasks import SingleFlight, cancelled, spawn
-from sava.topics import ownership, tenure
-from sava.topics.consumer_ids import KnownConsumer, topic_of_consumer
+from sava.topics import ownership
+from sava.topics.consumer import KnownConsumer, topic_of_consumer
 from sava.topics.cursors import CursorKeeper
-from sava.topics.deletions import Deletions, Released, topic_key
 from sava.topics.errors import (
     ConsumerClosed,
     NotHandedOver,
@@ -52,15 +51,14 @@ from sava.topics.errors import (
     TopicMoved,
     TopicUnknown,
 )
-from sava.topics.limits import TopicLimits
 from sava.topics.maintenance import FAILURES, TopicMaintenance, TopicsOptions
 from sava.topics.names import TopicName, check_name
+from sava.topics.ownership import Deletions, Released, Tenure, topic_key
 from sava.topics.registry import Namespaces, Registry, check_kind
+from sava.topics.rules import SchemaChecks, TopicLimits
 from sava.topics.specs import DEFAULT_NAMESPACES, OwnershipState, TopicSpec
 from sava.topics.subscriptions import FLUSH_S, TopicDependencies
-from sava.topics.tenure import Tenure
 from sava.topics.topic import HOLD_S, LAST_FLUSH_S, Topic
-from sava.topics.topic_schemas import SchemaChecks
 
 log = logging.getLogger(__name__)
 
@@ -305,7 +303,7 @@ class ServedTopics:
         if (await self.registry.need(name)).partitions:
             raise TopicMismatch(f"topic {name} is partitioned: its messages are its partitions'")
         self._check_may_take(name)
-        taken = await tenure.take(
+        taken = await ownership.take(
             self.registry,
             self._store,
             name,
@@ -432,7 +430,7 @@ class ServedTopics:
             return await self._seal(name)
 
     async def _seal(self, name: TopicName) -> int:
-        resumed = await tenure.resume(self.registry, self._store, name, self.broker)
+        resumed = await ownership.resume(self.registry, self._store, name, self.broker)
         key = topic_key(name, resumed.located.spec)
         try:
             log = await self._storage.open_topic(key, epoch=resumed.epoch, guard=resumed)

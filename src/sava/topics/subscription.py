@@ -32,13 +32,10 @@ from sava.storage.errors import OffsetOutOfRange
 from sava.tasks import cancelled
 from sava.topics.consumer import ConsumerHandle, cut_out
 from sava.topics.cursors import SubscriptionCursor
-from sava.topics.dispatch.core import Counters, Dispatcher, Pace
-from sava.topics.dispatch.dead_letters import DeadLetters
+from sava.topics.dispatch.core import Counters, Dispatcher, Pace, SliceDispatch
 from sava.topics.dispatch.key_shared import KeySharedDispatch
-from sava.topics.dispatch.members import DispatchMember, KeyFilter
-from sava.topics.dispatch.outstanding import Flight
-from sava.topics.dispatch.reading import Chunk, LogReader, LogView
-from sava.topics.dispatch.slices import SliceDispatch
+from sava.topics.dispatch.members import DispatchMember, Flight, KeyFilter
+from sava.topics.dispatch.reading import Chunk, DeadLetters, LogReader, LogView
 from sava.topics.errors import (
     ConsumerClosed,
     ConsumerReplaced,

@@ -5,8 +5,8 @@ A subscription and its cursor are written before its first consumer gets anythin
 these records when the topic is loaded: what was published while no consumer was connected, or between two
 runs of the broker, is there for the next consumer.
 
-Records are read and changed under the topic's tenure (``tenure``): each transaction is conditional on it,
-so a broker that has lost the topic changes nothing.
+Records are read and changed under the topic's tenure (see ``ownership``): each transaction is conditional on
+it, so a broker that has lost the topic changes nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from sava.storage.source_positions import is_replication_slot, slot_remote
 from sava.storage.topic_log import TopicLog
 from sava.tasks import SingleFlight, Slices
 from sava.topics import specs
-from sava.topics.consumer import ConsumerHandle
-from sava.topics.consumer_ids import ConsumerIds, ConsumerRecords, KnownConsumer
+from sava.topics.consumer import ConsumerHandle, ConsumerIds, ConsumerRecords, KnownConsumer
 from sava.topics.cursors import CursorKeeper, KeptCursor
 from sava.topics.dispatch.core import Counters
 from sava.topics.errors import (
@@ -43,7 +42,6 @@ from sava.topics.errors import (
     SubscriptionMismatch,
     SubscriptionUnknown,
 )
-from sava.topics.limits import TopicLimits, check_room
 from sava.topics.names import (
     MAX_NAME_BYTES,
     InvalidName,
@@ -51,6 +49,8 @@ from sava.topics.names import (
     check_name,
     check_unreserved,
 )
+from sava.topics.ownership import Tenure
+from sava.topics.rules import SchemaChecks, TopicLimits, check_room
 from sava.topics.specs import (
     LATEST,
     MAX_UNACKED_MESSAGES,
@@ -64,8 +64,6 @@ from sava.topics.specs import (
     SubscriptionType,
 )
 from sava.topics.subscription import Hooks, Subscription
-from sava.topics.tenure import Tenure
-from sava.topics.topic_schemas import SchemaChecks
 
 if TYPE_CHECKING:  # it imports this module
     from sava.topics.non_reliable import NonReliableSubscription

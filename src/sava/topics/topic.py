@@ -25,8 +25,7 @@ from sava.storage.source_positions import Origin
 from sava.storage.staging import Section
 from sava.storage.topic_log import LogStatus, TopicLog
 from sava.storage.types import Segment
-from sava.topics.consumer import ConsumerHandle
-from sava.topics.consumer_ids import KnownConsumer
+from sava.topics.consumer import ConsumerHandle, KnownConsumer
 from sava.topics.dispatch.core import Counters
 from sava.topics.errors import (
     NotHandedOver,
@@ -43,8 +42,9 @@ from sava.topics.origin_acks import (
     left_over,
     translate,
 )
+from sava.topics.ownership import Tenure
 from sava.topics.producers import AccessMode, ProducerHandle, TopicProducers
-from sava.topics.publishing import Publisher
+from sava.topics.publishing import Publisher, Run, Stage, StagedWrites
 from sava.topics.ranges import IntervalSet, Range, difference
 from sava.topics.source_copier import CopyCounts, Source, SourceCopier
 from sava.topics.specs import (
@@ -54,7 +54,6 @@ from sava.topics.specs import (
     SubscriptionType,
     TopicSpec,
 )
-from sava.topics.staged import Run, Stage, StagedWrites
 from sava.topics.subscription import Subscription
 from sava.topics.subscriptions import (
     FLUSH_S,
@@ -63,7 +62,6 @@ from sava.topics.subscriptions import (
     TopicDependencies,
     resolve,
 )
-from sava.topics.tenure import Tenure
 
 __all__ = ["SubscribeOptions", "Topic"]
 

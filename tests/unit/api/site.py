@@ -46,9 +46,9 @@ from sava.topics import specs
 from sava.topics.errors import TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.ownership import WrongState
+from sava.topics.rules import TopicSchemas
 from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState
-from sava.topics.topic_schemas import TopicSchemas
 from tests.support.topics import QUICK, World
 from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fakes import Life

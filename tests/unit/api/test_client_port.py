@@ -29,9 +29,9 @@ from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
 from sava.topics import specs
 from sava.topics.names import TopicName
+from sava.topics.rules import TopicSchemas
 from sava.topics.served import ServedTopics
 from sava.topics.subscription import Subscription
-from sava.topics.topic_schemas import TopicSchemas
 from tests.support.waiting import FAR_S, HURRIES, PATIENCE_S
 from tests.unit.api.site import (
     BrokerAt,

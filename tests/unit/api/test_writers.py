@@ -23,8 +23,8 @@ from sava.proto import writers_pb2 as pb
 from sava.storage import staging
 from sava.storage.staging import Part, Section
 from sava.topics.errors import MessageInvalid, TopicUnknown
+from sava.topics.publishing import Stage
 from sava.topics.served import ServedTopics
-from sava.topics.staged import Stage
 from tests.support.objects import batch, message, section_of
 from tests.support.storage import contents
 from tests.support.topics import ORDERS, World

@@ -14,7 +14,7 @@ from sava.cluster.records import Registration
 from sava.metadata.commands import Compare, KeyValue, Operation, Put, TxnResult
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.records import unchanged
-from sava.topics import ownership, specs, tenure
+from sava.topics import ownership, specs
 from sava.topics.errors import NotOwner
 from sava.topics.names import TopicName
 from sava.topics.ownership import KnownOwnership
@@ -165,7 +165,7 @@ class FakeTopics:
             await self.before[call]()
 
     async def get(self, name: TopicName) -> object:
-        held = await tenure.take(
+        held = await ownership.take(
             self._registry,
             self._store,
             name,

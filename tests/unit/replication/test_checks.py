@@ -13,7 +13,7 @@ from sava.replication.remotes import ClusterIdentity
 from sava.schemas.types import TopicSchema
 from sava.topics import specs
 from sava.topics.names import TopicName
-from sava.topics.topic_schemas import TopicSchemas
+from sava.topics.rules import TopicSchemas
 from tests.unit.replication.world import NORTH, ORDERS, World, world
 
 TO_WEST = PolicyRecord(remotes=("west",))

@@ -9,11 +9,10 @@ from sava.metadata.store import MetadataStore
 from sava.schemas.registry import SchemaRegistry
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.topic_log import TopicLog
-from sava.topics.limits import TopicLimits
 from sava.topics.names import TopicName
 from sava.topics.publishing import Publisher
+from sava.topics.rules import SchemaChecks, TopicLimits
 from sava.topics.source_copier import CopyCounts, Source, SourceCopier
-from sava.topics.topic_schemas import SchemaChecks
 from sava.wal import DiskFailed
 from tests.sim.disk import SimDisk
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from sava.topics.cursors import SubscriptionCursor
-from sava.topics.dispatch.core import MAX_FRAGMENTS, UNLIMITED, Dispatcher, Pace, Page
+from sava.topics.dispatch.core import MAX_FRAGMENTS, UNLIMITED, Dispatcher, Pace, Page, SliceDispatch
 from sava.topics.dispatch.key_shared import KeySharedDispatch
-from sava.topics.dispatch.members import DispatchMember
-from sava.topics.dispatch.outstanding import Failures, Flight
-from sava.topics.dispatch.slices import SliceDispatch
+from sava.topics.dispatch.members import DispatchMember, Failures, Flight
 from sava.topics.specs import CursorRecord, SubscriptionType
 from tests.unit.topics.memory_log import spec_of
 

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sava.topics.cursors import SubscriptionCursor
-from sava.topics.dispatch.core import Dispatcher, Pace, Page
+from sava.topics.dispatch.core import Dispatcher, Pace, Page, SliceDispatch
 from sava.topics.dispatch.key_shared import KeySharedDispatch
-from sava.topics.dispatch.members import DispatchMember, KeyFilter
-from sava.topics.dispatch.outstanding import Flight
-from sava.topics.dispatch.slices import SliceDispatch
+from sava.topics.dispatch.members import DispatchMember, Flight, KeyFilter
 from sava.topics.ranges import runs
 from sava.topics.specs import (
     CursorRecord,

@@ -19,9 +19,9 @@ from sava.storage.broker_storage import BrokerStorage
 from sava.storage.errors import Fenced
 from sava.storage.topic_log import TopicLog
 from sava.topics.errors import ProducerFenced, TopicMoved
-from sava.topics.limits import TopicLimits
 from sava.topics.producers import AccessMode, ProducerHandle, TopicProducers
 from sava.topics.publishing import Publisher
+from sava.topics.rules import TopicLimits
 from tests.support.memory_store import MemoryStore
 from tests.support.storage import TOPIC, Cluster
 from tests.support.topics import batch_of

@@ -8,7 +8,9 @@ import pytest
 
 from sava.config import PolicySettings
 from sava.topics.errors import LimitReached
-from sava.topics.limits import (
+from sava.topics.names import TopicName
+from sava.topics.registry import Namespaces, Registry
+from sava.topics.rules import (
     MAX_WAIT_S,
     EffectiveLimits,
     RateLimiter,
@@ -16,8 +18,6 @@ from sava.topics.limits import (
     check_room,
     configured,
 )
-from sava.topics.names import TopicName
-from sava.topics.registry import Namespaces, Registry
 from sava.topics.specs import NamespacePolicy
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import OwnTime

@@ -23,7 +23,6 @@ from sava.topics.errors import (
     ProducerFenced,
     TopicUnknown,
 )
-from sava.topics.limits import TopicLimits
 from sava.topics.names import InvalidName, TopicName
 from sava.topics.producers import (
     AccessMode,
@@ -33,6 +32,7 @@ from sava.topics.producers import (
 )
 from sava.topics.publishing import Publisher
 from sava.topics.registry import Namespaces
+from sava.topics.rules import TopicLimits
 from sava.topics.specs import NamespacePolicy
 from tests.support.memory_store import MemoryStore
 from tests.support.storage import TOPIC, Cluster, contents

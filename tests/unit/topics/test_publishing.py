@@ -22,12 +22,11 @@ from sava.topics.errors import (
     SchemaRefused,
     TopicMoved,
 )
-from sava.topics.limits import TopicLimits
 from sava.topics.names import TopicName
 from sava.topics.publishing import Publisher
 from sava.topics.registry import Namespaces
+from sava.topics.rules import SchemaChecks, TopicCheck, TopicLimits
 from sava.topics.specs import NamespacePolicy
-from sava.topics.topic_schemas import SchemaChecks, TopicCheck
 from tests.support.memory_store import MemoryStore
 from tests.support.storage import TOPIC, Cluster, batch, contents
 from tests.support.waiting import PATIENCE_S

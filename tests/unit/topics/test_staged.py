@@ -25,9 +25,9 @@ from sava.topics.errors import (
     TopicMoved,
 )
 from sava.topics.producers import AccessMode
-from sava.topics.staged import Run, Stage
+from sava.topics.publishing import Run, Stage
+from sava.topics.rules import TopicSchemas
 from sava.topics.topic import Topic
-from sava.topics.topic_schemas import TopicSchemas
 from tests.support.objects import batch, section_of
 from tests.support.storage import EAGER, contents
 from tests.support.topics import (

@@ -9,11 +9,11 @@ import pytest
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unavailable
 from sava.metadata.records import absent
-from sava.topics import specs, tenure
+from sava.topics import ownership, specs
 from sava.topics.errors import NotOwner, TopicUnknown
+from sava.topics.ownership import Tenure
 from sava.topics.registry import Registry
 from sava.topics.specs import OwnershipState
-from sava.topics.tenure import Tenure
 from tests.support.topics import ORDERS, World
 from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, after, refuse
 
@@ -26,7 +26,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 async def begin(world: World, broker: int = 1, **more: object) -> Tenure:
-    return await tenure.take(Registry(world.metadata), world.metadata, ORDERS, broker, **more)  # type: ignore[arg-type]  # only forwards
+    return await ownership.take(Registry(world.metadata), world.metadata, ORDERS, broker, **more)  # type: ignore[arg-type]  # only forwards
 
 
 X = (Put("/x", b""),)
@@ -160,7 +160,7 @@ class TestResuming:
         await world.assigned(1)
         epoch = (await begin(world)).epoch
         await world.step("move", target=2)
-        resumed = await tenure.resume(Registry(world.metadata), world.metadata, ORDERS, 1)
+        resumed = await ownership.resume(Registry(world.metadata), world.metadata, ORDERS, 1)
         assert resumed.epoch == epoch
         assert (await resumed.write(X)).succeeded
 
@@ -170,4 +170,4 @@ class TestResuming:
         if broker == 2:
             await world.step("move", target=2)
         with pytest.raises(NotOwner):
-            await tenure.resume(Registry(world.metadata), world.metadata, ORDERS, broker)
+            await ownership.resume(Registry(world.metadata), world.metadata, ORDERS, broker)

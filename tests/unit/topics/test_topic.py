@@ -12,8 +12,8 @@ import pytest
 from sava.metadata.commands import KeyValue
 from sava.metadata.errors import Unavailable
 from sava.storage.errors import OffsetOutOfRange
-from sava.topics import specs, subscriptions, tenure
-from sava.topics.consumer_ids import (
+from sava.topics import ownership, specs, subscriptions
+from sava.topics.consumer import (
     FORGET_S,
     MAX_PER_SUBSCRIPTION,
     ConsumerIds,
@@ -490,7 +490,7 @@ class TestNonReliable:
         async with world.topics() as topics:
             name = TopicName("default", "x")
             await topics.ensure(name, reliable=False)
-            held = await tenure.take(topics.registry, world.metadata, name, 1)
+            held = await ownership.take(topics.registry, world.metadata, name, 1)
             now = 0.0
             transient = TransientSubscriptions(held, topics._parts, clock=lambda: now + 1e9)
             consumer = await transient.subscribe(options())
@@ -585,7 +585,7 @@ class TestDurableIds:
     async def test_records_of_those_that_stay_away_are_removed(self, world: World) -> None:
         async with world.topics() as topics:
             await topics.ensure(ORDERS, True)
-            held = await tenure.take(topics.registry, world.metadata, ORDERS, 1)
+            held = await ownership.take(topics.registry, world.metadata, ORDERS, 1)
             now = 0.0
             records = ConsumerRecords(held, clock=lambda: now)
             for consumer in ("here", "away"):

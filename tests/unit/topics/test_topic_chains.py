@@ -22,8 +22,8 @@ from sava.topics.errors import (
 from sava.topics.names import TopicName
 from sava.topics.origin_acks import OriginAcks
 from sava.topics.producers import AccessMode, producer_id
+from sava.topics.rules import TopicSchemas
 from sava.topics.specs import SubscriptionType
-from sava.topics.topic_schemas import TopicSchemas
 from tests.support.copying import Origins
 from tests.support.storage import contents
 from tests.support.topics import (

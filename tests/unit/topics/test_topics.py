@@ -592,7 +592,7 @@ class TestSchemas:
             for message in (fits, *misfits, wrong):
                 await producer.send(message)
             await self._set(world, policy=Policy.WARN, validate_payload=True)
-            with caplog.at_level(logging.WARNING, "sava.topics.topic_schemas"):
+            with caplog.at_level(logging.WARNING, "sava.topics.rules"):
                 for message in (fits, *misfits, wrong):
                     await producer.send(message)
             assert len(caplog.records) == 1

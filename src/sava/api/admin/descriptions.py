@@ -39,9 +39,9 @@ from sava.storage.source_positions import is_replication_slot
 from sava.storage.types import TopicKey
 from sava.tasks import Slices, spread
 from sava.topics.errors import MessageInvalid, SubscriptionUnknown, TopicUnknown
-from sava.topics.limits import EffectiveLimits
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription
+from sava.topics.rules import EffectiveLimits
 from sava.topics.served import ServedTopics
 from sava.topics.specs import (
     EARLIEST,

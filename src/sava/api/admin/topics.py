@@ -34,13 +34,12 @@ from sava.storage.source_positions import is_replication_slot
 from sava.tasks import cancelled
 from sava.topics import specs
 from sava.topics.errors import MessageInvalid, NamespaceExists, SubscriptionExists, TopicExists, TopicMismatch
-from sava.topics.limits import combine, configured
 from sava.topics.names import TopicName, check_name, check_unreserved
 from sava.topics.non_reliable import NonReliableSubscription
+from sava.topics.rules import TopicSchemas, combine, configured
 from sava.topics.served import ServedTopics
 from sava.topics.specs import AtOffset, NamespacePolicy, Position
 from sava.topics.topic import SubscribeOptions, Topic
-from sava.topics.topic_schemas import TopicSchemas
 
 # ruff: noqa: N802 (gRPC names the methods)
 

@@ -34,8 +34,8 @@ from sava.peers.forwarding import Forwarder
 from sava.peers.tls import Options
 from sava.proto import danube_admin_pb2_grpc, danube_api_pb2_grpc, danube_schema_pb2_grpc
 from sava.schemas.registry import SchemaRegistry
+from sava.topics.rules import TopicSchemas
 from sava.topics.served import ServedTopics
-from sava.topics.topic_schemas import TopicSchemas
 
 __all__ = ["CLIENT_PORT_OPTIONS", "register_admin_services", "register_client_services"]
 

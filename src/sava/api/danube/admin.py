@@ -57,6 +57,7 @@ from sava.schemas.registry import SchemaRegistry
 from sava.topics.errors import MessageInvalid
 from sava.topics.names import TopicName
 from sava.topics.registry import Namespaces
+from sava.topics.rules import TopicSchemas
 from sava.topics.served import ServedTopics
 from sava.topics.specs import (
     DeadLetterPolicy,
@@ -66,7 +67,6 @@ from sava.topics.specs import (
 )
 from sava.topics.subscription import Subscription
 from sava.topics.topic import Topic
-from sava.topics.topic_schemas import TopicSchemas
 
 # ruff: noqa: N802 (gRPC names the methods)
 

@@ -84,8 +84,7 @@ from sava.peers.error_mapping import Relayed
 from sava.peers.forwarding import Forwarder, is_forwarded
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
-from sava.topics.consumer import ConsumerHandle
-from sava.topics.consumer_ids import KnownConsumer, topic_of_consumer
+from sava.topics.consumer import ConsumerHandle, KnownConsumer, topic_of_consumer
 from sava.topics.errors import (
     ConsumerReplaced,
     ConsumerUnknown,

@@ -22,7 +22,7 @@ from sava.schemas.types import TopicSchema, parse_policy
 from sava.topics.errors import SchemaRefused
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry
-from sava.topics.topic_schemas import TopicSchemas
+from sava.topics.rules import TopicSchemas
 
 DONE: Final = "done"
 

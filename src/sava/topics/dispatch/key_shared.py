@@ -25,8 +25,7 @@ from typing import Final
 
 from sava.topics.cursors import SubscriptionCursor
 from sava.topics.dispatch.core import Dispatcher, Pace, Page
-from sava.topics.dispatch.members import DispatchMember, HashRing
-from sava.topics.dispatch.outstanding import Flight
+from sava.topics.dispatch.members import DispatchMember, Flight, HashRing
 from sava.topics.ranges import IntervalSet, Range, runs
 from sava.topics.specs import SubscriptionSpec
 

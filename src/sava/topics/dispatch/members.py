@@ -1,23 +1,26 @@
-"""Keys: the key that a message counts under, the filters of consumers, and the ring that gives each key a
-consumer.
+"""Members: consumers as dispatch sees them, the ring that gives each key one of them, and what was sent to
+them and is not acked.
 
 The ring is consistent hashing: every member has many points on a circle, and a key belongs to the first point
 at or after its own. A member that comes or goes changes the keys of its own points only. A member whose
-filter refuses the key is passed over, to the next one that accepts it."""
+filter refuses the key is passed over, to the next one that accepts it.
+"""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 import pyarrow.compute as pc
 
 from sava.records import RecordBatch
-from sava.topics.ranges import IntervalSet
+from sava.topics.ranges import IntervalSet, Range, RangeMap
 
 NO_KEY: Final = ""
 """The key of messages that have neither a key nor a named producer: they are one sequence."""
@@ -128,3 +131,188 @@ class DispatchMember:
     @property
     def has_room(self) -> bool:
         return self.credits > 0 and not self.is_stalled and self.queued_bytes < QUEUE_BYTES
+
+
+# -- outstanding messages ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    member: DispatchMember
+    ranges: tuple[Range, ...]
+    attempt: int
+    since: float
+    """When it was queued, or last fetched from."""
+    left: int
+    """Messages without an answer."""
+    unfetched: int
+    """Messages still in the consumer's queue."""
+    queued_bytes: int
+    """About what these take there, until the last of them is fetched."""
+    is_void: bool = False
+    """Taken back: what is still in the queue is passed over."""
+
+    @property
+    def is_fetched(self) -> bool:
+        return not self.unfetched
+
+
+class InFlight:
+    """What was sent to consumers and not answered yet, as ranges that know their flight.
+
+    A flight is one delivery. Acks take ranges out of it, in any order and from several flights at once; what
+    is left of the oldest flight decides when the next ack timeout is due. The timeout itself is not stored:
+    it is a matter of the policy at the time of asking, so a change of policy reaches what is under way."""
+
+    def __init__(self) -> None:
+        self._spans: RangeMap[Flight] = RangeMap()
+        self._flights: OrderedDict[Flight, None] = OrderedDict()
+        """Not answered or not fetched yet, by ``since``. (A plain dict would be searched from its emptied
+        front.)"""
+
+    def __len__(self) -> int:
+        """How many messages."""
+        return self._spans.count
+
+    def __iter__(self) -> Iterator[Flight]:
+        return iter(self._flights)
+
+    @property
+    def oldest(self) -> Flight | None:
+        return next(iter(self._flights), None)
+
+    def add(self, flight: Flight) -> None:
+        self._flights[flight] = None
+        for start, end in flight.ranges:
+            self._spans.set(start, end, flight)
+
+    def restart(self, flight: Flight, now: float) -> None:
+        """Its time begins to run now."""
+        if flight in self._flights:
+            flight.since = now
+            self._flights.move_to_end(flight)
+            self._end_if_over(flight)
+
+    def remove(self, start: int, end: int) -> list[tuple[int, int, Flight]]:
+        """What was in flight of the range."""
+        removed = self._spans.remove(start, end)
+        for begin, stop, flight in removed:
+            flight.left -= stop - begin
+            self._end_if_over(flight)
+        return removed
+
+    def _end_if_over(self, flight: Flight) -> None:
+        if not flight.left and not flight.unfetched:
+            self._flights.pop(flight, None)
+
+    def take(self, flight: Flight) -> list[Range]:
+        """What was left of the flight, which is over."""
+        mine = [
+            (start, end)
+            for first, last in flight.ranges
+            for start, end, other in self._spans.within(first, last)
+            if other is flight
+        ]
+        for start, end in mine:
+            self.remove(start, end)
+        self._end_if_over(flight)
+        return mine
+
+    def of(self, member: DispatchMember) -> list[Flight]:
+        return [flight for flight in self._flights if flight.member is member]
+
+    def clear(self) -> None:
+        self._spans.clear()
+        self._flights.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Of the last delivery that a message may have."""
+
+    attempt: int
+    reason: str
+
+
+class Failures:
+    """Messages that were delivered and came back, until they are acked.
+
+        delivery 1 ─▶ nack or timeout ─▶ waits delay(1) ─▶ delivery 2 ─▶ … ─▶ delivery n was the last one
+
+    Then the dead-letter policy decides:
+
+        block        stays here until an operator acts
+        drop         counted as acked
+        dead letter  leaves when it is safe in the other topic
+
+    Only messages with a failure have an entry, so all of this is bounded by the window of unacked messages. A
+    message that comes back because its consumer went away has not failed: it is sent again at once and its
+    attempt is the same."""
+
+    def __init__(self) -> None:
+        self.attempts: RangeMap[int] = RangeMap()
+        """The number of the current or next delivery, where it is not the first."""
+        self.waiting: RangeMap[float] = RangeMap()
+        """Until when a message must not be sent again."""
+        self.blocked: RangeMap[Failure] = RangeMap()
+        self.dead: RangeMap[Failure] = RangeMap()
+        """On their way to the dead-letter topic."""
+        self._due: list[tuple[float, int, int]] = []
+        """A heap. An entry counts if ``waiting`` still says the same of its range."""
+
+    def attempt(self, offset: int) -> int:
+        return self.attempts.get(offset) or 1
+
+    def by_attempt(self, start: int, end: int) -> list[tuple[int, int, int]]:
+        """The range, cut where the number of the delivery changes."""
+        if not self.attempts:
+            return [(start, end, 1)]
+        found: list[tuple[int, int, int]] = []
+        for begin, stop, attempt in self.attempts.within(start, end):
+            if start < begin:
+                found.append((start, begin, 1))
+            found.append((begin, stop, attempt))
+            start = stop
+        if start < end:
+            found.append((start, end, 1))
+        return found
+
+    def wait(self, start: int, end: int, due: float) -> None:
+        self.waiting.set(start, end, due)
+        heappush(self._due, (due, start, end))
+        if len(self._due) > 2 * self.waiting.fragments + 64:  # most are acked by now
+            self._due = [(at, first, last) for first, last, at in self.waiting]
+            heapify(self._due)
+
+    @property
+    def next_due(self) -> float | None:
+        """Not after the time at which something is due."""
+        return self._due[0][0] if self._due else None
+
+    def pop_due(self, now: float) -> list[Range]:
+        """Those whose time has come; they wait no more."""
+        found: list[Range] = []
+        while self._due and self._due[0][0] <= now:
+            due, first, last = heappop(self._due)
+            ranges = [(start, end) for start, end, at in self.waiting.within(first, last) if at == due]
+            for start, end in ranges:
+                self.waiting.remove(start, end)
+            found += ranges
+        return found
+
+    def shorten(self, latest: float) -> None:
+        """Nothing waits longer than this."""
+        for start, end, due in list(self.waiting):
+            if due > latest:
+                self.wait(start, end, latest)
+
+    def forget(self, start: int, end: int) -> None:
+        """The messages are acked."""
+        for part in (self.attempts, self.waiting, self.blocked, self.dead):
+            if part:
+                part.remove(start, end)
+
+    def clear(self) -> None:
+        for part in (self.attempts, self.waiting, self.blocked, self.dead):
+            part.clear()
+        self._due.clear()

@@ -1,15 +1,9 @@
-"""Schemas of topics: which subject a topic's messages follow, how strictly, and whether they do.
+"""Rules: what is asked of a topic's producers, consumers and messages: limits, a rate, and a schema.
 
-A topic without a schema takes anything; the first producer that names a subject gives it one. From then on a
-producer may name the same subject or none, and each message is measured by what the topic's record says at
-that moment: whether it names the subject and a version that exists, and, if the record wants that, whether
-its payload is one of that version. ``enforce`` refuses what does not follow, ``warn`` lets it pass and says
-so in the log, once in a while.
-
-Batches are looked at by column: the versions that a batch names are few, and each is looked up once.
-
-The record is read from this node's view at each use, so that a change takes effect at once and everywhere. A
-partition follows what its partitioned topic says.
+Limits are what the policies of a topic, its namespace and the configuration come to. Policies and schemas are
+looked up in this node's view of the metadata store at the moment of the check, so that a change takes effect
+at once and everywhere, for producers and consumers that are already there as well. The decoded result is kept
+for as long as none of the records has changed.
 """
 
 from __future__ import annotations
@@ -17,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sava.metadata.commands import Put
+from sava.config import PolicySettings
+from sava.metadata.commands import KeyValue, Put
 from sava.metadata.records import absent, present
 from sava.metadata.store import MetadataStore
 from sava.records import RecordBatch
@@ -31,10 +27,169 @@ from sava.schemas import records
 from sava.schemas.errors import SchemaError
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
+from sava.storage.maintenance import RetentionPolicy
 from sava.topics import specs
-from sava.topics.errors import SchemaRefused, TopicUnknown
+from sava.topics.errors import LimitReached, SchemaRefused, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry
+from sava.topics.specs import NamespacePolicy
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_KNOWN: Final = 10_000
+"""Topics whose records are kept decoded, and topics that were warned of."""
+MAX_WAIT_S: Final = 10.0
+"""Longer than this a publisher gets an error instead, and comes back: its call has a deadline too."""
+
+
+class EffectiveLimits(NamedTuple):
+    """0: no limit."""
+
+    max_producers_per_topic: int
+    max_subscriptions_per_topic: int
+    max_consumers_per_topic: int
+    max_consumers_per_subscription: int
+    max_publish_rate: int
+    max_subscription_dispatch_rate: int
+    max_message_size: int
+    retention_time_minutes: int
+    retention_size_mb: int
+
+    @property
+    def retention(self) -> RetentionPolicy | None:
+        """None: everything is kept."""
+        if not self.retention_time_minutes and not self.retention_size_mb:
+            return None
+        return RetentionPolicy(
+            max_age_ms=self.retention_time_minutes * 60_000 or None,
+            max_bytes=self.retention_size_mb << 20 or None,
+        )
+
+
+def configured(policies: PolicySettings) -> NamespacePolicy:
+    """The configuration's policies, whose keys are Danube's, in the terms of a namespace's."""
+    return NamespacePolicy(
+        max_producers_per_topic=policies.max_producers,
+        max_subscriptions_per_topic=policies.max_subscriptions,
+        max_consumers_per_topic=policies.max_consumers,
+        max_consumers_per_subscription=policies.max_consumers_per_subscription,
+        max_publish_rate=policies.max_publish_rate,
+        max_subscription_dispatch_rate=policies.max_subscription_dispatch_rate,
+        max_message_size=policies.max_message_size,
+        retention_time_minutes=policies.retention_time_minutes,
+        retention_size_mb=policies.retention_size_mb,
+    )
+
+
+class LocalRecords(Generic[T]):
+    """What records of a topic come to, as this node knows them; worked out again when one has changed."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        keys: Callable[[TopicName], tuple[str, ...]],
+        read: Callable[[list[KeyValue]], T],
+    ) -> None:
+        """``keys`` of a topic's records; ``read`` gets those that are there, in the same order."""
+        self._store = store
+        self._keys = keys
+        self._read = read
+        self._known: dict[TopicName, _Known[T]] = {}
+
+    def of(self, topic: TopicName) -> T:
+        local = self._store.local
+        known = self._known.get(topic)
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            known = self._known[topic] = _Known(self._keys(topic), self._read([]))
+        elif known.looked_at == local.revision:
+            return known.value
+        known.looked_at = local.revision
+        records = [local.get(key) for key in known.keys]
+        revisions = [kv.mod_revision if kv is not None else 0 for kv in records]
+        if known.revisions != revisions:
+            known.value = self._read([kv for kv in records if kv is not None])
+            known.revisions = revisions
+        return known.value
+
+
+@dataclass(slots=True)
+class _Known(Generic[T]):
+    """What was found for a topic when the store was at revision ``looked_at``."""
+
+    keys: tuple[str, ...]
+    value: T
+    looked_at: int = -1
+    revisions: list[int] = field(default_factory=list)
+
+
+class TopicLimits:
+    """A partition has what its partitioned topic has, unless it has a policy of its own."""
+
+    def __init__(self, store: MetadataStore, policies: PolicySettings) -> None:
+        last = configured(policies)
+
+        def read(kvs: list[KeyValue]) -> EffectiveLimits:
+            return combine((*(specs.decode(kv, NamespacePolicy) for kv in kvs), last))
+
+        self._records = LocalRecords(store, _levels, read)
+        self.of: Callable[[TopicName], EffectiveLimits] = self._records.of
+
+
+def _levels(topic: TopicName) -> tuple[str, ...]:
+    """Where its policies are, the nearest first."""
+    topics = dict.fromkeys((topic, topic.head))
+    return *map(specs.policy_key, topics), specs.namespace_key(topic.namespace)
+
+
+def combine(levels: tuple[NamespacePolicy, ...]) -> EffectiveLimits:
+    """Of each limit what the first level says that says anything."""
+    return EffectiveLimits(
+        *(
+            next((value for level in levels if (value := getattr(level, name)) is not None), 0)
+            for name in EffectiveLimits._fields
+        )
+    )
+
+
+def check_room(count: int, limit: int, what: str) -> None:
+    """Raise LimitReached unless one more fits."""
+    if limit and count >= limit:
+        raise LimitReached(f"{what}: the limit of {limit} is reached")
+
+
+class RateLimiter:
+    """Lets ``rate`` messages through in a second, in the order of asking; a second's worth may come at once.
+
+    Asking takes the room at once and waits until it is there: who asks later cannot get in before. A batch
+    larger than a second's worth passes too, and those behind it wait the longer.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._free_at = float("-inf")
+        """When everything that was let through until now is paid for."""
+
+    async def acquire(self, count: int, rate: int, what: str) -> None:
+        """``rate`` is a second's, 0 for none. Raises LimitReached, without effect, when it would take too
+        long."""
+        if not rate:
+            return
+        now = self._clock()
+        # A limiter that was idle has at most one second of room.
+        start = max(self._free_at, now - 1.0)
+        wait = start + min(count, rate) / rate - now
+        if wait > MAX_WAIT_S:
+            raise LimitReached(f"{what}: the rate of {rate} messages a second is exhausted")
+        self._free_at = start + count / rate
+        if wait > 0:
+            await asyncio.sleep(wait)
+
+
+# -- schemas -------------------------------------------------------------------------------------------------
 
 
 class TopicSchemas:
@@ -66,27 +221,38 @@ class TopicSchemas:
             raise TopicUnknown(topic)
 
 
-log = logging.getLogger(__name__)
-
 FEW: Final = 64
 """Payloads that are checked at once; more are checked in a thread."""
 WARN_EVERY_S: Final = 10.0
-MAX_KNOWN: Final = 10_000
-"""Topics whose record is kept decoded, and topics that were warned of."""
 
 
 class SchemaChecks:
-    """Whether producers and their messages follow the schema of their topic. Owned by the event loop."""
+    """Which subject a topic's messages follow, how strictly, and whether they do. Owned by the event loop.
+
+    A topic without a schema takes anything; the first producer that names a subject gives it one. From then
+    on a producer may name the same subject or none, and each message is measured by what the topic's record
+    says at that moment: whether it names the subject and a version that exists, and, if the record wants
+    that, whether its payload is one of that version. ``enforce`` refuses what does not follow, ``warn`` lets
+    it pass and says so in the log, once in a while.
+
+    Batches are looked at by column: the versions that a batch names are few, and each is looked up once.
+
+    A partition follows what its partitioned topic says.
+    """
 
     def __init__(self, store: MetadataStore, registry: SchemaRegistry) -> None:
         self._store = store
         self._registry = registry
-        self._known: dict[TopicName, _Known] = {}
+        self._schemas = LocalRecords(
+            store,
+            lambda topic: (specs.schema_key(topic.head),),
+            lambda kvs: specs.decode(kvs[0], TopicSchema) if kvs else None,
+        )
         self._warned: dict[TopicName, float] = {}
 
     def subject(self, topic: TopicName) -> str:
         """That the topic's messages follow, as this node knows; empty for none."""
-        schema = self._schema(topic)
+        schema = self._schemas.of(topic)
         return schema.subject if schema is not None else ""
 
     async def check_subject(self, subject: str) -> None:
@@ -122,26 +288,8 @@ class SchemaChecks:
 
     def batch_check(self, topic: TopicName) -> TopicCheck | None:
         """None: the topic takes any message. Asked for every batch, so that a change takes effect at once."""
-        schema = self._schema(topic)
+        schema = self._schemas.of(topic)
         return None if schema is None or schema.policy is Policy.NONE else TopicCheck(self, topic, schema)
-
-    def _schema(self, topic: TopicName) -> TopicSchema | None:
-        """As this node knows it; decoded once for as long as it does not change."""
-        local = self._store.local
-        known = self._known.get(topic)
-        if known is None:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            known = self._known[topic] = _Known(specs.schema_key(topic.head))
-        elif known.looked_at == local.revision:
-            return known.schema
-        known.looked_at = local.revision
-        kv = local.get(known.key)
-        revision = kv.mod_revision if kv is not None else 0
-        if known.revision != revision:
-            known.revision = revision
-            known.schema = specs.decode(kv, TopicSchema) if kv is not None else None
-        return known.schema
 
     async def check(self, topic: TopicName, schema: TopicSchema, batch: RecordBatch) -> None:
         """Raises SchemaRefused; under ``warn`` it goes to the log instead."""
@@ -210,16 +358,6 @@ class SchemaChecks:
                 self._warned.clear()
             self._warned[topic] = now
             log.warning("schema: messages do not follow it topic=%s error=%s", topic, error)
-
-
-@dataclass(slots=True)
-class _Known:
-    """What was found for a topic when the store was at revision ``looked_at``."""
-
-    key: str
-    looked_at: int = -1
-    revision: int = 0
-    schema: TopicSchema | None = None
 
 
 class SubjectMissed(SchemaError):
