@@ -14,8 +14,7 @@ from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from sava.pipeline.options import TopicPartition
 from sava.pipeline.replicate import copying
 from sava.pipeline.replicate.copying import copy, copy_together
-from sava.pipeline.replicate.target import TargetCluster
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand, LinkEnds, TargetCluster
 from sava.pipeline.source.planning import SegmentHistory
 from sava.records import Message, Origin, RecordBatch
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic

@@ -28,7 +28,7 @@ from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.replicate.background import AdminLinkControl
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.job import Edges, LinkJob
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare
 from sava.pipeline.runner.control import AdminRunnerControl as RunnerControl
 from sava.pipeline.runner.control import JobStatus
 from sava.proto import pipelines_pb2, streams_pb2, topics_admin_pb2

@@ -9,18 +9,26 @@ one: gRPC does not survive a fork, and the client raises an error instead of wai
 
 The client waits for brokers that are down, topics that move and leader elections, up to the timeout of its
 ``ClusterAccess``. What a broker refuses is raised at once. Errors are those of ``sava.client.errors``.
+
+**Per process** (``PerProcess``): one instance per process and key, made when first needed; ``Objects`` is an
+object store of that kind. Spark forks its workers from a process that may have made some. An object with
+threads does not survive a fork, so a child makes its own. The parent's instances stay referenced in the
+child: releasing them would close their channels, which waits for threads that do not exist there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import secrets
+import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from sava.client.connection import OPEN_TIMEOUT_S, Connection, Tls
 from sava.client.errors import ClientError, Closed, Refused, Timeout
@@ -28,13 +36,101 @@ from sava.client.loop_thread import LoopThread
 from sava.client.messages import Batch
 from sava.client.producer import Producer, ProducerOptions
 from sava.client.reader import Reader, ReaderOptions
-from sava.pipeline import several
-from sava.pipeline.calls import SIDE_BY_SIDE, ClusterCalls
-from sava.pipeline.per_process import PerProcess
-from sava.pipeline.tails import EndWatcher, PartitionExtent
+from sava.pipeline.calls import SIDE_BY_SIDE, ClusterCalls, EndWatcher, PartitionExtent, parts_of, read_tails
 from sava.proto import danube_schema_pb2, replica_pb2, replica_pb2_grpc, streams_pb2, writers_pb2
 from sava.records import MAX_BATCH_BYTES, MAX_COUNT, RecordBatch
+from sava.storage.objectstore import ObjectStore
 from sava.tasks import cancelled
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T", bound=Closable)
+
+
+class PerProcess(Generic[K, T]):
+    """Instances by key. Any thread may call. Those that exist when the process ends are closed."""
+
+    def __init__(self, make: Callable[[K], T]) -> None:
+        self._make = make
+        self._guard = threading.Lock()
+        self._held: dict[tuple[int, K], T] = {}
+        os.register_at_fork(after_in_child=self._forked)
+        _kinds.append(self)
+
+    def of(self, key: K) -> T:
+        with self._guard:
+            held = self._held.get((os.getpid(), key))
+            if held is None:
+                held = self._held[os.getpid(), key] = self._make(key)
+            return held
+
+    def forget(self, key: K) -> None:
+        """The next call of ``of`` makes a new instance."""
+        with self._guard:
+            self._held.pop((os.getpid(), key), None)
+
+    def _forked(self) -> None:
+        self._guard = threading.Lock()  # a thread of the parent may have held it
+
+    def close_all(self) -> None:
+        for (process, _), held in list(self._held.items()):
+            if process == os.getpid():
+                held.close()
+
+
+_kinds: Final[list[PerProcess[Any, Any]]] = []
+
+
+def close_all() -> None:
+    """Close every instance of this process, of any kind."""
+    for kind in _kinds:
+        kind.close_all()
+
+
+atexit.register(close_all)
+
+
+class Objects:
+    """An object store for blocking code, over an event loop in a thread."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._loop = LoopThread("sava objects")
+        self._store = ObjectStore.open(url)
+
+    @staticmethod
+    def of(url: str) -> Objects:
+        """The store of this process. Credentials and endpoint come from the environment, as for a broker.
+        Raises UnsupportedStore."""
+        return _stores.of(url)
+
+    def close(self) -> None:
+        _stores.forget(self._url)
+        self._loop.close()
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Raises ObjectMissing, ObjectTruncated, ObjectStoreUnavailable."""
+        return self._loop.run(self._store.get_ranges(key, [(start, end)]))[0]
+
+    def start_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Future[list[bytes]]:
+        """Start to fetch the ranges and return at once."""
+        return self._loop.begin(self._store.get_ranges(key, ranges))
+
+    def start_put(self, key: str, parts: Sequence[bytes]) -> Future[None]:
+        """Start to put a new object and return at once. Raises ObjectExists, ObjectStoreUnavailable."""
+        return self._loop.begin(self._store.put_new(key, parts))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; missing ones are no error. Raises ObjectStoreUnavailable."""
+        self._loop.run(self._store.delete(keys))
+
+
+_stores: Final = PerProcess[str, Objects](Objects)
+
 
 UNDER_WAY: Final = 24
 """Batches without a receipt. They fill a broker's window, and some wait for its next free place."""
@@ -258,10 +354,10 @@ class ClusterClient:
         groups = self._loop.run(self._calls.by_owner(tails, timeout=timeout_s))
         readings = [
             self._loop.begin(
-                several.read(self._calls, target, {name: tails[name] for name in part}, timeout_s, max_bytes)
+                read_tails(self._calls, target, {name: tails[name] for name in part}, timeout_s, max_bytes)
             )
             for target, names in groups.items()
-            for part in several.parts(names)
+            for part in parts_of(names)
         ]
         for reading in as_completed(readings):
             yield reading.result()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from sava.client.errors import Refused
-from sava.pipeline.sink.delivery import AHEAD, TaskPublisher
+from sava.pipeline.sink.routing import AHEAD, TaskPublisher
 from sava.records import RecordBatch
 from tests.patience import PATIENCE_S
 

@@ -13,13 +13,11 @@ import pyarrow as pa
 import pytest
 
 from sava.client.errors import OutcomeUnknown, Refused, TopicUnknown, Unavailable
-from sava.pipeline.cluster import ClusterClient, TopicPartitions
+from sava.pipeline.cluster import ClusterClient, Objects, TopicPartitions
 from sava.pipeline.options import SinkOptions
-from sava.pipeline.per_process import Objects
 from sava.pipeline.sink import BatchWriter, StreamWriter, WriteRefused
 from sava.pipeline.sink import writers as module
-from sava.pipeline.sink.delivery import TaskStage
-from sava.pipeline.sink.routing import Batcher
+from sava.pipeline.sink.routing import Batcher, TaskStage
 from sava.pipeline.sink.writers import SparkTask, TaskOutput
 from sava.proto import writers_pb2 as pb
 from sava.records import RecordBatch

@@ -35,7 +35,7 @@ from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
 from sava.client.errors import ClientError
-from sava.pipeline.replicate.work import LinkEnds
+from sava.pipeline.replicate.target import LinkEnds
 from sava.proto import replica_pb2 as pb
 from sava.storage.source_positions import is_replication_slot, replication_slot
 

@@ -25,10 +25,9 @@ from sava.client.errors import ClientError, Closed, Denied, TopicUnknown
 from sava.errors import CallerError, RetryableError, SavaError
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from sava.pipeline.options import TopicPartition, partition_name
-from sava.pipeline.replicate.pace import Delays
-from sava.pipeline.replicate.partitions import PartitionState
+from sava.pipeline.replicate.partitions import Delays, PartitionState
+from sava.pipeline.replicate.target import LinkEnds
 from sava.pipeline.replicate.topics import Creation
-from sava.pipeline.replicate.work import LinkEnds
 from sava.pipeline.runner.control import AdminCalls
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb

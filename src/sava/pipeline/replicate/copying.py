@@ -43,15 +43,22 @@ from sava.client.errors import ClientError, Denied, Unavailable
 from sava.errors import RetryableError, SavaError
 from sava.pipeline.cluster import ClusterClient, OffsetGone
 from sava.pipeline.errors import SourceFailed, TopicReplaced, at_source
-from sava.pipeline.replicate.chains import Chain, CopyProgress, Stretch
-from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.target import (
+    Chain,
+    CopyOutcome,
+    CopyProgress,
+    CopyShare,
+    Errand,
+    LinkEnds,
+    Stretch,
+    TargetCluster,
+)
 from sava.pipeline.replicate.translation import (
     MessageTooLargeForTarget,
     RangeBuilder,
     SchemaConflict,
     Schemas,
 )
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
 from sava.pipeline.source.reading import Rows, rows_in, rows_of
 from sava.proto import replica_pb2 as pb
 from sava.records import STORED_COLUMNS, RecordBatch

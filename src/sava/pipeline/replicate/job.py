@@ -50,8 +50,7 @@ from sava.pipeline.replicate.background import (
     SourceWatcher,
     ends_of,
 )
-from sava.pipeline.replicate.pace import Throttle
-from sava.pipeline.replicate.partitions import LOOK_AGAIN, PartitionState
+from sava.pipeline.replicate.partitions import LOOK_AGAIN, PartitionState, Throttle
 from sava.pipeline.replicate.rounds import (
     CopyCandidate,
     CopyEngine,
@@ -62,9 +61,8 @@ from sava.pipeline.replicate.rounds import (
     draft,
     ration,
 )
-from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.target import LinkEnds, TargetCluster
 from sava.pipeline.replicate.topics import Creation, LinkTopicState, there
-from sava.pipeline.replicate.work import LinkEnds
 from sava.pipeline.runner.control import UNKNOWN_LAG
 from sava.pipeline.runner.kinds import JobEnd, JobProgress, PipelineJob, PipelineKind, SettingsInvalid
 from sava.proto import replica_pb2

@@ -31,11 +31,8 @@ from sava.pipeline.cluster import ClusterClient
 from sava.pipeline.errors import SourceFailed, at_source
 from sava.pipeline.launch import brief
 from sava.pipeline.options import TopicPartition
-from sava.pipeline.replicate.chains import Stretch
-from sava.pipeline.replicate.pace import Throttle
-from sava.pipeline.replicate.partitions import CopyStep, PartitionState
-from sava.pipeline.replicate.target import TargetCluster
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
+from sava.pipeline.replicate.partitions import CopyStep, PartitionState, Throttle
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand, LinkEnds, Stretch, TargetCluster
 from sava.pipeline.source.planning import WORTH_A_TASK, Piece, SegmentHistory
 from sava.proto.replication_pb2 import LinkTopic
 

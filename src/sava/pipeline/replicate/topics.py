@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sava.pipeline.options import TopicPartition, partition_name
-from sava.pipeline.replicate.pace import Delays, Throttle
-from sava.pipeline.replicate.partitions import PartitionState
+from sava.pipeline.replicate.partitions import Delays, PartitionState, Throttle
 from sava.proto import replica_pb2, replication_pb2
 from sava.replication.matrix import (
     CONNECTED,

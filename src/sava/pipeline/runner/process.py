@@ -25,9 +25,8 @@ from sava.client.connection import Tls
 from sava.client.errors import ClientError
 from sava.pipeline.launch import DEFAULT_MASTER, JavaGone, java_of_spark, open_session
 from sava.pipeline.runner.control import TTL_S, AdminRunnerControl
-from sava.pipeline.runner.hosted import STUCK_S
 from sava.pipeline.runner.kinds import Custom, PipelineKind
-from sava.pipeline.runner.runner import NotStopped, PipelineRunner
+from sava.pipeline.runner.runner import STUCK_S, NotStopped, PipelineRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,13 +28,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sava.errors import SavaError
+from sava.pipeline.calls import PartitionExtent
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.pipeline.launch import brief
 from sava.pipeline.options import TopicChoice, TopicPartition, to_offsets
 from sava.pipeline.runner.control import UNKNOWN_LAG
 from sava.pipeline.runner.kinds import JobEnd, JobProgress, PipelineJob
 from sava.pipeline.source.query import QueryTopics
-from sava.pipeline.tails import PartitionExtent
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,7 @@
 
 ============  =============================================================================
 ``columns``   the columns of a message, and conditions on them that the source applies
-``readers``   the batch and the stream reader, as Spark calls them
-``query``     the state of a running stream on the driver: topics, ends, position
+``query``     the batch and the stream reader, as Spark calls them; the state of a running stream
 ``planning``  offset ranges: where they start and end, where messages are, tasks
 ``reading``   what a task does: segments from the object store, tails from owners
 ``decoding``  payloads as values, by registered schemas; ``values`` has the languages
@@ -20,8 +19,7 @@ from pyspark.sql.types import DataType, StructType
 from sava.pipeline.cluster import ClusterClient
 from sava.pipeline.options import OptionError, SourceOptions
 from sava.pipeline.source.columns import COLUMNS, VALUE, Choice, ColumnsRefused, check_schema
-from sava.pipeline.source.query import QueryTopics
-from sava.pipeline.source.readers import BatchReader, FilteringReader, StreamReader
+from sava.pipeline.source.query import BatchReader, FilteringReader, QueryTopics, StreamReader
 
 if TYPE_CHECKING:
     from sava.pipeline.source.decoding import Decoder

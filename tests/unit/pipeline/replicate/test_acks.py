@@ -17,7 +17,7 @@ from sava.pipeline.replicate.acks import (
     SubscriptionName,
     joined,
 )
-from sava.pipeline.replicate.work import LinkEnds
+from sava.pipeline.replicate.target import LinkEnds
 from sava.proto import replica_pb2 as pb
 
 ENDS = LinkEnds(

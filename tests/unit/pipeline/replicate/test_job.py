@@ -13,8 +13,7 @@ from sava.client.errors import Refused, TopicUnknown, Unavailable
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from sava.pipeline.replicate import rounds
 from sava.pipeline.replicate.job import Edges, LinkJob
-from sava.pipeline.replicate.target import TargetCluster
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand, TargetCluster
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from tests.own_time import OwnTime

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from sava.pipeline.cluster import PartitionExtent
-from sava.pipeline.replicate.pace import Delays, Rate, Throttle
 from sava.pipeline.replicate.partitions import (
     BELIEVED_AFTER_S,
     GROWS_AFTER_S,
     IDLE_S,
     ROUND_BYTES,
     CopyStep,
+    Delays,
     PartitionState,
+    Rate,
+    Throttle,
 )
-from sava.pipeline.replicate.work import CopyOutcome
+from sava.pipeline.replicate.target import CopyOutcome
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import LinkState
 

@@ -15,8 +15,7 @@ from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from sava.pipeline.options import TopicPartition
 from sava.pipeline.replicate import rounds as module
 from sava.pipeline.replicate.copying import copy
-from sava.pipeline.replicate.pace import Throttle
-from sava.pipeline.replicate.partitions import CopyStep, PartitionState
+from sava.pipeline.replicate.partitions import CopyStep, PartitionState, Throttle
 from sava.pipeline.replicate.rounds import (
     MAX_ROUNDS,
     CopyCandidate,
@@ -29,7 +28,7 @@ from sava.pipeline.replicate.rounds import (
     share_out,
     skip,
 )
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand, LinkEnds
 from sava.pipeline.source.planning import Piece
 from sava.proto import streams_pb2
 from tests.patience import PATIENCE_S

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sava.pipeline.calls import PartitionExtent
 from sava.pipeline.options import TopicPartition
 from sava.pipeline.runner.queries import MAX_SAMPLES, BatchesSeen, Behind, Lag
-from sava.pipeline.tails import PartitionExtent
 
 A, B = TopicPartition("/default/a", 0), TopicPartition("/default/b", 0)
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from sava.pipeline.runner.hosted import FIRST_DELAY_S, LONGEST_DELAY_S, PATIENCE_S, STARTING_S
 from sava.pipeline.runner.kinds import JobEnd, JobProgress
-from sava.pipeline.runner.runner import LEAVE_S, LEFT_S, STARTS, NotStopped
+from sava.pipeline.runner.runner import (
+    FIRST_DELAY_S,
+    LEAVE_S,
+    LEFT_S,
+    LONGEST_DELAY_S,
+    PATIENCE_S,
+    STARTING_S,
+    STARTS,
+    NotStopped,
+)
 from tests.unit.pipeline.runner.fakes import TTL_S, FakeJob, Hosts
 
 
