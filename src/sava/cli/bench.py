@@ -27,7 +27,7 @@ from sava.cli.output import ProgressLine, print_json, print_line, print_progress
 from sava.cli.produce import CompressionOption
 from sava.cli.subscriptions import Type
 from sava.client import Client
-from sava.client.consumer import SubscriptionType
+from sava.client.subscribe_stream import SubscriptionType
 from sava.errors import RetryableError, SavaError
 from sava.load import runs
 from sava.load.figures import Flow, LoadOutcome

@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 from sava.api.admin_client import AdminClient
 from sava.client import Batch, Client, ClientError, Consumer, OutcomeUnknown, Producer, Timeout, Unavailable
-from sava.client.consumer import SubscriptionType
+from sava.client.subscribe_stream import SubscriptionType
 from sava.errors import RetryableError, SavaError
 from sava.load.figures import Meter
 from sava.load.tally import DeliveryTally, LoadSource, Maker, Owed, PayloadKind, Range

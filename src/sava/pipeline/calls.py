@@ -29,8 +29,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
-from sava.client.backoff import ReconnectBackoff
-from sava.client.connection import OPEN_TIMEOUT_S, Connection, silent
+from sava.client.connection import OPEN_TIMEOUT_S, Connection, ReconnectBackoff, silent
 from sava.client.errors import ELSEWHERE, ClientError, Unanswered, Unavailable, translated
 from sava.errors import SavaError
 from sava.proto import (
@@ -426,7 +425,7 @@ class _WatchedEnd:
                 self._backoff.reset()
             except Unavailable as error:
                 self.extent = known = None
-                await self._backoff.pause(error)
+                await asyncio.sleep(self._backoff.delay(error))
             else:
                 is_news = known is None or found.end > known.end
                 self.extent = known = found

@@ -34,7 +34,8 @@ from sava.client.connection import OPEN_TIMEOUT_S, Connection, Tls
 from sava.client.errors import ClientError, Closed, Refused, Timeout
 from sava.client.loop_thread import LoopThread
 from sava.client.messages import Batch
-from sava.client.producer import Producer, ProducerOptions
+from sava.client.producer import Producer
+from sava.client.publish_stream import ProducerOptions
 from sava.client.reader import Reader, ReaderOptions
 from sava.pipeline.calls import SIDE_BY_SIDE, ClusterCalls, EndWatcher, PartitionExtent, parts_of, read_tails
 from sava.proto import danube_schema_pb2, replica_pb2, replica_pb2_grpc, streams_pb2, writers_pb2

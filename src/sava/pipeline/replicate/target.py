@@ -30,11 +30,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from sava.client.backoff import ReconnectBackoff
 from sava.client.connection import (
     STATUS_S,
     ClientStream,
     Connection,
+    ReconnectBackoff,
     Route,
     open_stream,
 )
