@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.replicate.background import AdminLinkControl
-from sava.pipeline.replicate.job import Edges, LinkJob
+from sava.pipeline.replicate.job import LinkJob
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
@@ -59,12 +59,12 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())
-    edges = Edges(AdminLinkControl(admin), ThreadEngine(), ClusterAccess(service, timeout_s=5.0))
-    job = LinkJob(f"replicate-{remote}", remote, "test", edges)
+    edges = (AdminLinkControl(admin), ThreadEngine(), ClusterAccess(service, timeout_s=5.0))
+    job = LinkJob(f"replicate-{remote}", remote, "test", *edges)
     while job.end is None:
         if is_over.wait(0.1):
             job.stop(now=True)
-    sys.exit(job.end.error or 0)
+    sys.exit(job.end or 0)
 
 
 if __name__ == "__main__":

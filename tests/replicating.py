@@ -27,7 +27,8 @@ from sava.logs import MOST
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.replicate.background import AdminLinkControl
 from sava.pipeline.replicate.copying import copy
-from sava.pipeline.replicate.job import Edges, LinkJob
+from sava.pipeline.replicate.job import LinkJob
+from sava.pipeline.replicate.rounds import CopyEngine
 from sava.pipeline.replicate.target import CopyOutcome, CopyShare
 from sava.pipeline.runner.control import AdminRunnerControl as RunnerControl
 from sava.pipeline.runner.control import JobStatus
@@ -158,7 +159,7 @@ class Side:
         return [message.payload.decode() for message in self.read(name)]
 
 
-class ThreadEngine:
+class ThreadEngine(CopyEngine):
     """Shares run in threads of this process."""
 
     cores = 2
@@ -215,19 +216,17 @@ class RunningLink:
 
     def __init__(self, side: Side, remote: str = "west") -> None:
         self.engine = ThreadEngine()
-        edges = Edges(
-            AdminLinkControl(side.broker.admin), self.engine, ClusterAccess(side.service, timeout_s=5.0)
-        )
+        edges = (AdminLinkControl(side.broker.admin), self.engine, ClusterAccess(side.service, timeout_s=5.0))
         pipeline, runner = f"replicate-{remote}", f"test-{remote}"
         self._claim = Claim(side.broker.admin, pipeline, runner)
-        self.job = LinkJob(pipeline, remote, runner, edges)
+        self.job = LinkJob(pipeline, remote, runner, *edges)
 
     def stop(self, *, now: bool = False, timeout: float = PATIENCE_S) -> None:
         self.job.stop(now=now)
         self.wait(lambda: self.job.end is not None, "the link has ended", timeout)
         self._claim.release()
         assert self.job.end is not None
-        assert not self.job.end.error
+        assert not self.job.end
 
     @staticmethod
     def wait(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S) -> None:

@@ -32,23 +32,17 @@ from typing import Any, Final, NamedTuple
 from sava.client.connection import OPEN_TIMEOUT_S, Connection, ReconnectBackoff, silent
 from sava.client.errors import ELSEWHERE, ClientError, Unanswered, Unavailable, translated
 from sava.errors import SavaError
+from sava.proto import replica_pb2 as pb
 from sava.proto import (
-    danube_schema_pb2,
-    danube_schema_pb2_grpc,
     replica_pb2_grpc,
     streams_pb2,
     streams_pb2_grpc,
-    writers_pb2,
-    writers_pb2_grpc,
 )
-from sava.proto import replica_pb2 as pb
 from sava.records import RecordBatch
 from sava.tasks import cancelled
 
 SIDE_BY_SIDE: Final = 64
 """Concurrent calls when one question concerns many partitions."""
-COMMIT_S: Final = 600.0
-"""A broker answers a commit when every part of it is published, which can take that long."""
 
 
 class PartitionOwner:
@@ -145,44 +139,31 @@ class ClusterCalls:
                 groups.setdefault(target, []).append(owner.name)
         return groups
 
-    async def ask(self, method: str, request: Any) -> Any:
-        """Ask any broker."""
-        with _naming_the_call(method, self.connection.timeout):
-            return await self.connection.ask(method, request)
-
-    async def schema_of(
-        self, request: danube_schema_pb2.GetSchemaRequest
-    ) -> danube_schema_pb2.GetSchemaResponse:
-        service = danube_schema_pb2_grpc.SchemaRegistryStub
-        with _naming_the_call("GetSchema", self.connection.timeout):
-            response: danube_schema_pb2.GetSchemaResponse = await self.connection.ask(
-                "GetSchema", request, service=service
+    async def ask(
+        self,
+        method: str,
+        request: Any,
+        *,
+        service: Callable[[Any], Any] = streams_pb2_grpc.StreamsStub,
+        timeout: float | None = None,
+        attempt: float = OPEN_TIMEOUT_S,
+    ) -> Any:
+        """Ask any broker; after a failure another one gets the same request."""
+        timeout = self.connection.timeout if timeout is None else timeout
+        try:
+            return await self.connection.ask(
+                method, request, timeout=timeout, attempt=attempt, service=service
             )
-        return response
-
-    async def staging(self, request: writers_pb2.StagingRequest) -> writers_pb2.StagingResponse:
-        with _naming_the_call("Staging", self.connection.timeout):
-            timeout = self.connection.timeout
-            response: writers_pb2.StagingResponse = await self._writers(
-                "Staging", request, timeout, OPEN_TIMEOUT_S
-            )
-        return response
-
-    async def commit(self, request: writers_pb2.CommitRequest) -> writers_pb2.CommitResponse:
-        """Commit a batch. After a failure another broker gets the same request: a commit is idempotent."""
-        with _naming_the_call("Commit", COMMIT_S):
-            response: writers_pb2.CommitResponse = await self._writers("Commit", request, COMMIT_S, COMMIT_S)
-        return response
-
-    async def _writers(self, method: str, request: Any, timeout: float, attempt: float) -> Any:
-        service = writers_pb2_grpc.WritersStub
-        return await self.connection.ask(method, request, timeout=timeout, attempt=attempt, service=service)
+        except Unavailable as error:
+            raise _unanswered(method, timeout, error) from None
 
     async def look_up(self, topic: str, *, create: bool) -> streams_pb2.LookUpResponse:
         """Look a topic up and remember the owners of its partitions."""
         delivery = streams_pb2.RELIABLE if create else streams_pb2.ANY
-        with _naming_the_call(f"LookUp of {topic}", self.connection.timeout):
+        try:
             found = await self.connection.look_up(topic, create=create, delivery=delivery)
+        except Unavailable as error:
+            raise _unanswered(f"LookUp of {topic}", self.connection.timeout, error) from None
         for partition in found.partitions:
             owner = self.owner(partition.topic)
             owner.target = owner.target or partition.address
@@ -192,14 +173,6 @@ class ClusterCalls:
 def _unanswered(what: str, timeout: float, error: Unavailable) -> Unavailable:
     kind = Unanswered if isinstance(error, Unanswered) else Unavailable
     return kind(f"no broker has answered {what} within {timeout:g} s: {error}", error.code)
-
-
-@contextmanager
-def _naming_the_call(what: str, timeout: float) -> Iterator[None]:
-    try:
-        yield
-    except Unavailable as error:
-        raise _unanswered(what, timeout, error) from None
 
 
 log = logging.getLogger(__name__)

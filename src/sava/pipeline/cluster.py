@@ -26,8 +26,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from sava.client.connection import OPEN_TIMEOUT_S, Connection, Tls
@@ -38,7 +39,15 @@ from sava.client.producer import Producer
 from sava.client.publish_stream import ProducerOptions
 from sava.client.reader import Reader, ReaderOptions
 from sava.pipeline.calls import SIDE_BY_SIDE, ClusterCalls, EndWatcher, PartitionExtent, parts_of, read_tails
-from sava.proto import danube_schema_pb2, replica_pb2, replica_pb2_grpc, streams_pb2, writers_pb2
+from sava.proto import (
+    danube_schema_pb2,
+    danube_schema_pb2_grpc,
+    replica_pb2,
+    replica_pb2_grpc,
+    streams_pb2,
+    writers_pb2,
+    writers_pb2_grpc,
+)
 from sava.records import MAX_BATCH_BYTES, MAX_COUNT, RecordBatch
 from sava.storage.objectstore import ObjectStore
 from sava.tasks import cancelled
@@ -133,53 +142,82 @@ class Objects:
 _stores: Final = PerProcess[str, Objects](Objects)
 
 
+AHEAD: Final = 4
+"""Batches of a partition that wait: the task that makes them is not held back by a short pause."""
+COMMIT_S: Final = 600.0
+"""A broker answers a commit when every part of it is published, which can take that long."""
 UNDER_WAY: Final = 24
 """Batches without a receipt. They fill a broker's window, and some wait for its next free place."""
 
 
-class BatchPublisher:
-    """A producer of encoded batches into one partition, several in flight. Its name is new each time: a
-    repeated task publishes everything again. One event loop owns it."""
+class PartitionPublisher:
+    """A producer of encoded batches into one partition, several in flight, for one thread. Its name is new
+    each time: a repeated task publishes everything again."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
+    def __init__(self, loop: LoopThread, connection: Connection, name: str) -> None:
         options = ProducerOptions(
             name=f"spark-{secrets.token_hex(8)}",
             is_name_generated=True,
             reliable=None,
-            partitions=None,
-            exclusive=False,
             linger_ms=0,
             max_batch_messages=MAX_COUNT,
             max_batch_bytes=MAX_BATCH_BYTES,
             max_pending=UNDER_WAY * MAX_COUNT,
-            compression=None,
-            schema=None,
-            codec=None,
             timeout=connection.timeout,
         )
-        self._producer = Producer(connection, name, options)
-        self._is_open = False
+        self._loop = loop
+        self._make = partial(Producer, connection, name, options)
+        self._producer: Producer | None = None
+        self._turn = asyncio.Lock()
+        self._ahead: deque[Future[None]] = deque()
+        """Batches that wait for the producer to open, or for room."""
         self._under_way: deque[asyncio.Future[int]] = deque()
+        self._failure: Exception | None = None
 
-    async def put(self, batch: RecordBatch) -> None:
-        """Send a batch and return when the next may follow. Raises the error of an earlier batch."""
-        if not self._is_open:
-            await self._producer.open()
-            self._is_open = True
-        while self._under_way and (len(self._under_way) >= UNDER_WAY or self._under_way[0].done()):
-            await self._under_way.popleft()
-        self._under_way.append(await self._producer.send_batch(batch))
+    def put(self, batch: RecordBatch) -> None:
+        """Send a batch, and return when the next may follow. Raises the error of an earlier batch."""
+        self._ahead.append(self._loop.begin(self._put(batch)))
+        while len(self._ahead) > AHEAD or self._ahead[0].done():
+            self._ahead.popleft().result()
+            if not self._ahead:
+                return
 
-    async def settle(self) -> None:
-        """Wait until every batch is durable."""
+    def settle(self) -> None:
+        """Return when every batch is durable. Raises the first error."""
+        while self._ahead:
+            self._ahead.popleft().result()
+        self._loop.run(self._settle())
+
+    def close(self) -> None:
+        """What is not durable yet may be published or not."""
+        for future in self._ahead:
+            future.cancel()
+        self._loop.run(self._close())
+
+    async def _put(self, batch: RecordBatch) -> None:
+        async with self._turn:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                if self._producer is None:
+                    self._producer = self._make()
+                    await self._producer.open()
+                while self._under_way and (len(self._under_way) >= UNDER_WAY or self._under_way[0].done()):
+                    await self._under_way.popleft()
+                self._under_way.append(await self._producer.send_batch(batch))
+            except Exception as error:
+                self._failure = error
+                raise
+
+    async def _settle(self) -> None:
         while self._under_way:
             await self._under_way.popleft()
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         for future in self._under_way:
             future.cancel()
         self._under_way.clear()
-        if self._is_open:
+        if self._producer is not None:
             await self._producer.close(timeout=0)
 
 
@@ -198,6 +236,18 @@ class ClusterAccess:
     key: str = ""
     timeout_s: float = 60.0
     """A call fails after this time without an answer from any broker."""
+
+    @classmethod
+    def by_files(cls, service: str, tls: Tls | None, *, timeout_s: float = 60.0) -> ClusterAccess:
+        """With the client's certificates in place of a token."""
+        files = (tls.ca, tls.cert, tls.key) if tls is not None else (None, None, None)
+        ca, cert, key = ("" if file is None else str(file) for file in files)
+        return cls(service, "", ca, cert, key, timeout_s)
+
+    def options(self) -> dict[str, str]:
+        """As options of format("sava"), those that are set."""
+        names = {"service": "service", "token": "token", "ca": "tlsCa", "cert": "tlsCert", "key": "tlsKey"}
+        return {option: value for name, option in names.items() if (value := getattr(self, name))}
 
     def connection(self) -> Connection:
         """Raises Refused for an invalid address or an unreadable file."""
@@ -288,7 +338,10 @@ class ClusterClient:
     def schema_of(self, schema_id: int, version: int | None) -> danube_schema_pb2.GetSchemaResponse:
         """The schema with the id that messages carry; None is the latest version."""
         request = danube_schema_pb2.GetSchemaRequest(schema_id=schema_id, version=version)
-        return self._loop.run(self._calls.schema_of(request))
+        response: danube_schema_pb2.GetSchemaResponse = self._ask(
+            "GetSchema", request, service=danube_schema_pb2_grpc.SchemaRegistryStub
+        )
+        return response
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -426,31 +479,40 @@ class ClusterClient:
     # -- writing ---------------------------------------------------------------------------
 
     def staging(self, writer: str) -> writers_pb2.StagingResponse:
-        return self._loop.run(self._calls.staging(writers_pb2.StagingRequest(writer=writer)))
+        request = writers_pb2.StagingRequest(writer=writer)
+        response: writers_pb2.StagingResponse = self._ask(
+            "Staging", request, service=writers_pb2_grpc.WritersStub
+        )
+        return response
 
     def commit(self, request: writers_pb2.CommitRequest) -> writers_pb2.CommitResponse:
-        """Return when the batch is published. Raises Refused, also when another run has replaced this one."""
-        return self._loop.run(self._calls.commit(request))
+        """Return when the batch is published: a commit is idempotent. Raises Refused, also when another run
+        has replaced this one."""
+        response: writers_pb2.CommitResponse = self._ask(
+            "Commit", request, service=writers_pb2_grpc.WritersStub, timeout=COMMIT_S, attempt=COMMIT_S
+        )
+        return response
 
     def publish(self, name: str, batches: Iterator[RecordBatch]) -> int:
         """Publish batches (without offsets and producer) to a partition, several in flight, and return the
         number of messages. Each is published once unless the process dies; the at-least-once sink then
         repeats its task from the beginning."""
-        publishing = BatchPublisher(self._connection, name)
         count = 0
-        try:
+        with closing(self.publisher(name)) as publisher:
             for batch in batches:
-                self._loop.run(publishing.put(batch))
+                publisher.put(batch)
                 count += len(batch)
-            self._loop.run(publishing.settle())
-        finally:
-            self._loop.run(publishing.close())
+            publisher.settle()
         return count
+
+    def publisher(self, name: str) -> PartitionPublisher:
+        """For the batches of a partition, to be closed by its owner."""
+        return PartitionPublisher(self._loop, self._connection, name)
 
     # -- asking ----------------------------------------------------------------------------
 
-    def _ask(self, method: str, request: Any) -> Any:
-        return self._loop.run(self._calls.ask(method, request))
+    def _ask(self, method: str, request: Any, **how: Any) -> Any:
+        return self._loop.run(self._calls.ask(method, request, **how))
 
     def _ask_owner(self, name: str, method: str, request: Any) -> Any:
         return self._loop.run(self._calls.owner(name).ask(method, request))

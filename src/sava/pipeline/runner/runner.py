@@ -40,7 +40,6 @@ No method waits: a job is polled. The clock is a parameter.
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Final
@@ -49,6 +48,7 @@ from sava.client.errors import ClientError, Refused
 from sava.errors import HostError, Outcome, SavaError
 from sava.pipeline.runner.control import JobState, JobStatus, ListedPipeline, Peer, RunnerControl
 from sava.pipeline.runner.kinds import JobProgress, PipelineJob, PipelineKind
+from sava.tasks import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Hosted:
         self._stops_now = False
         self._stop_by = 0.0
         self._retry_at = 0.0
-        self._delay = FIRST_DELAY_S
+        self._backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0.25)
         self._state: JobState = "starting"
         self._since_ms = _now_ms()
         self._rows = listed.rows
@@ -98,7 +98,7 @@ class Hosted:
         self._progress = JobProgress()
         self._pulse: Hashable = None
         self._pulse_at = 0.0
-        self._told = (0.0, listed.rows)
+        self._logged = (0.0, listed.rows)
         """The time of the last progress line in the log, and its number of rows."""
 
     @property
@@ -139,7 +139,8 @@ class Hosted:
         self.listed = listed
         if is_changed:
             log.info("pipelines: changed name=%s revision=%d", self.name, listed.revision)
-            self._delay, self._retry_at = FIRST_DELAY_S, 0.0
+            self._backoff.reset()
+            self._retry_at = 0.0
             self._error = ""  # of what it was before
             self.interrupt(now=False)
 
@@ -176,13 +177,13 @@ class Hosted:
         self._progress = self._job.progress
         end = self._job.end
         if end is not None:
-            self._ended(end.error, now)
+            self._ended(end, now)
             return
         is_well = self._progress.is_running and (self._progress.has_worked or not self._error)
         if is_well and not self._is_stopping:
             self._enter("running")
         if self._state == "running" and now - self._started_at >= LONGEST_DELAY_S:
-            self._delay = FIRST_DELAY_S
+            self._backoff.reset()
         if self._is_stopping:
             self._stop_by = self._stop_by or now + PATIENCE_S
             if now >= self._stop_by:
@@ -191,9 +192,9 @@ class Hosted:
         self._watch(now)
 
     def _tell(self, now: float) -> None:
-        status, (told_at, rows) = self.status, self._told
-        if status.rows > rows and now >= told_at + PROGRESS_S:
-            self._told = (now, status.rows)
+        status, (logged_at, rows) = self.status, self._logged
+        if status.rows > rows and now >= logged_at + PROGRESS_S:
+            self._logged = (now, status.rows)
             log.info(
                 "pipelines: progress name=%s rows=%d rate=%.1f lag=%d lag_s=%.1f batch=%d",
                 *(self.name, status.rows, status.rate, status.lag_messages),
@@ -243,8 +244,8 @@ class Hosted:
             self._fail("the query has ended by itself", now)
 
     def _fail(self, error: str, now: float) -> None:
-        delay = self._delay * random.uniform(0.75, 1.0)
-        self._retry_at, self._delay = now + delay, min(2 * self._delay, LONGEST_DELAY_S)
+        delay = self._backoff.next()
+        self._retry_at = now + delay
         self._error = error
         self._restarts += 1
         self._enter("failing")
@@ -269,30 +270,16 @@ LEFT_S: Final = 3.0
 """A free pipeline is left to runners with fewer pipelines for this time."""
 
 
-class FreePipelines:
-    """The times since when this runner sees pipelines as free."""
-
-    def __init__(self) -> None:
-        self._since: dict[str, float] = {}
-
-    def look(self, listed: Sequence[ListedPipeline], now: float) -> None:
-        free = {each.name for each in listed if each.is_wanted and not each.holder}
-        self._since = {name: self._since.get(name, now) for name in free}
-
-    def is_left(self, name: str, now: float) -> bool:
-        return now - self._since.get(name, now) >= LEFT_S
-
-
 def to_claim(
-    me: Peer, peers: Sequence[Peer], listed: Sequence[ListedPipeline], free: FreePipelines, now: float
+    me: Peer, peers: Sequence[Peer], listed: Sequence[ListedPipeline], left: Collection[str]
 ) -> list[ListedPipeline]:
-    """The pipelines to claim now, in order."""
+    """The pipelines to claim now, in order. ``left``: those that were free for LEFT_S."""
     wanted = [each for each in listed if each.is_wanted and me.takes(each)]
     # A pipeline that is listed as this runner's and unknown here is a claim whose answer was lost.
     chosen = [each for each in wanted if each.holder == me.name]
     room = (len(wanted) if me.only else _share(me, peers, listed)) - me.claims
     for each in wanted:
-        if not each.holder and (room > 0 or free.is_left(each.name, now)):
+        if not each.holder and (room > 0 or each.name in left):
             chosen.append(each)
             room -= 1
     return chosen
@@ -373,7 +360,8 @@ class PipelineRunner:
         """The claims hold until then."""
         self._ttl_s = 0.0
         self._peers: Sequence[Peer] = ()
-        self._free = FreePipelines()
+        self._free_since: dict[str, float] = {}
+        """When this runner first saw a pipeline as free."""
         self._poll_at = 0.0
         self._tell_at = 0.0
         """When the log may repeat that the cluster does not answer."""
@@ -497,9 +485,10 @@ class PipelineRunner:
             else:
                 hosted.follow(each)
         self._note_unknown(listed)
-        self._free.look(listed, now)
-        me = self._me()
-        for each in to_claim(me, self._peers, listed, self._free, now):
+        free = [each.name for each in listed if each.is_wanted and not each.holder]
+        self._free_since = {name: self._free_since.get(name, now) for name in free}
+        left = [name for name, since in self._free_since.items() if now - since >= LEFT_S]
+        for each in to_claim(self._me(), self._peers, listed, left):
             if each.name not in self._hosted:
                 self._enforce()
                 self._claim(each)

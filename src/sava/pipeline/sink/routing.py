@@ -22,7 +22,7 @@ exceeds what a store takes in one request. Readers see nothing of it before the 
 are new for every attempt of a task: attempts can run concurrently, and Spark's choice names its own objects
 in its commit message.
 
-**At least once** (``TaskPublisher``). A thread for each partition publishes a few batches ahead of the
+**At least once** (``TaskPublisher``). A producer for each partition publishes a few batches ahead of the
 receipts; the task encodes meanwhile and waits when a partition is behind. The task succeeds when every batch
 has its receipt. Spark repeats a task that fails, or whose process dies, from its beginning: hence at least
 once.
@@ -30,8 +30,6 @@ once.
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -48,7 +46,7 @@ import pyarrow.compute as pc
 
 from sava.client.producer import fnv1a
 from sava.errors import SavaError
-from sava.pipeline.cluster import Objects, TopicPartitions
+from sava.pipeline.cluster import Objects, PartitionPublisher, TopicPartitions
 from sava.pipeline.errors import WriteRefused
 from sava.proto import writers_pb2 as pb
 from sava.records import BatchTooLarge, Compression, InvalidMessage, RecordBatch
@@ -406,82 +404,19 @@ class TaskStage:
             put.result()
 
 
-AHEAD: Final = 4
-"""Batches of a partition that wait for its thread."""
 PUBLISH_WAITING_BYTES: Final = 8 << 20
 """Bytes of rows that wait for encoding. It bounds the batch size (``Batcher``) and so the bytes in flight: a
-partition has AHEAD batches here, and a few more at its producer."""
-LOOK_S: Final = 0.5
-"""A thread that waits for the queue checks this often whether the other side has failed."""
-
-Publish = Callable[[str, Iterator[RecordBatch]], int]
-
-
-class _Stopped(Exception):
-    """The task has failed; the thread stops publishing."""
-
-
-class _PartitionThread:
-    """The thread that publishes to one partition. It sets the error before it ends; the task reads it."""
-
-    def __init__(self, publish: Publish, name: str) -> None:
-        self._publish = publish
-        self._name = name
-        self._queue: queue.Queue[RecordBatch | None] = queue.Queue(AHEAD)
-        self._is_stopped = False
-        self._error: BaseException | None = None
-        self._messages = 0
-        self._thread = threading.Thread(target=self._run, name=f"sava sink {name}", daemon=True)
-        self._thread.start()
-
-    def put(self, batch: RecordBatch | None) -> None:
-        """Queue a batch; None marks the end."""
-        while True:
-            self._check()
-            try:
-                self._queue.put(batch, timeout=LOOK_S)
-            except queue.Full:
-                continue
-            return
-
-    def stop(self) -> None:
-        self._is_stopped = True
-
-    def join(self) -> int:
-        self._thread.join()
-        self._check()
-        return self._messages
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            self._messages = self._publish(self._name, self._batches())
-        except _Stopped:
-            pass
-        except BaseException as error:  # noqa: BLE001 (goes to the task)
-            self._error = error
-
-    def _batches(self) -> Iterator[RecordBatch]:
-        while not self._is_stopped:
-            try:
-                batch = self._queue.get(timeout=LOOK_S)
-            except queue.Empty:
-                continue
-            if batch is None:
-                return
-            yield batch
-        raise _Stopped
+partition has a few batches that wait, and a few more at its producer."""
 
 
 class TaskPublisher:
     """Publishes the batches of one attempt of a task: completely, or it raises the error."""
 
-    def __init__(self, publish: Publish) -> None:
-        self._publish = publish
-        self._lanes: dict[str, _PartitionThread] = {}
+    def __init__(self, open_publisher: Callable[[str], PartitionPublisher]) -> None:
+        """``open_publisher``: for the batches of one partition."""
+        self._open = open_publisher
+        self._publishers: dict[str, PartitionPublisher] = {}
+        self._messages = 0
 
     def __enter__(self) -> Self:
         return self
@@ -489,17 +424,18 @@ class TaskPublisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for lane in self._lanes.values():
-            lane.stop()
+        for publisher in self._publishers.values():
+            publisher.close()
 
     def add(self, name: str, batch: RecordBatch, largest: int) -> None:
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = _PartitionThread(self._publish, name)
-        lane.put(batch)
+        publisher = self._publishers.get(name)
+        if publisher is None:
+            publisher = self._publishers[name] = self._open(name)
+        publisher.put(batch)
+        self._messages += len(batch)
 
     def finish(self) -> int:
         """Wait until everything is published and return the number of messages."""
-        for lane in self._lanes.values():
-            lane.put(None)
-        return sum(lane.join() for lane in self._lanes.values())
+        for publisher in self._publishers.values():
+            publisher.settle()
+        return self._messages

@@ -211,7 +211,7 @@ class _Sink:
             raise
 
     def _publish(self, router: RowRouter, rows: Iterable[Any], cluster: ClusterClient) -> None:
-        with TaskPublisher(cluster.publish) as publisher:
+        with TaskPublisher(cluster.publisher) as publisher:
             _feed(router, self._batcher(publisher.add, PUBLISH_WAITING_BYTES), rows)
             publisher.finish()
 

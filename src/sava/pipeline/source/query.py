@@ -116,7 +116,7 @@ class QueryTopics:
         self._cluster = cluster
         self._choice = choice
         self._names: Mapping[TopicPartition, str] = {}
-        self._refresh = BackgroundTask("look up topics", self.look_up, every_s=REFRESH_S)
+        self.refreshing = BackgroundTask("look up topics", self.look_up, every_s=REFRESH_S)
 
     @property
     def names(self) -> Mapping[TopicPartition, str]:
@@ -129,10 +129,6 @@ class QueryTopics:
         # A partition stays: a query that has read from it decides what its deletion means.
         self._names = {**self._names, **names}
         return self._names
-
-    def refresh(self) -> None:
-        """Look topics up again in a thread, if that is due."""
-        self._refresh.poke()
 
     def forget_deleted(self) -> list[TopicPartition]:
         """Remove the partitions of deleted topics, and return them."""
@@ -244,7 +240,7 @@ class Query:
         done."""
         self._done = dict(start)
         if self._target is None:
-            self._topics.refresh()
+            self._topics.refreshing.poke()
             self._watch(start)
             ends = self.ends()
         else:

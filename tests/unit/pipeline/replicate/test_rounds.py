@@ -137,7 +137,7 @@ class TestSharing:
         assert len(share_out([errand("t", 1 << 30)], ENDS, tasks=8, budget_s=1.0)) == 1
 
 
-class Engine:
+class Engine(module.CopyEngine):
     """Runs what the test says, in the thread that asks."""
 
     cores = 2
@@ -346,7 +346,7 @@ class TestRationing:
     def test_what_failed_was_not_copied(self) -> None:
         self.throttled(100, 1000)
         (partition,) = self.partitions
-        partition.is_told = True
+        partition.is_answered = True
         step = partition.plan(0.0, 0)
         assert step is not None
         ((_, (chosen,)),) = ration([(Weight.LIGHT, [CopyCandidate(partition, step)])], self.throttle, 0.0)
