@@ -40,7 +40,7 @@ import uvloop
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from sava.pipeline import per_process
+from sava.pipeline import cluster
 from tests.support.leftovers import sweep_after_this_process
 from tests.support.long import IS_LONG
 
@@ -94,4 +94,4 @@ def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Callable[
 @pytest.fixture(scope="module", autouse=True)
 def _of_this_process() -> Iterator[None]:
     yield
-    per_process.close_all()
+    cluster.close_all()

@@ -16,8 +16,11 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
+
+from bench.samples import open_loop
 
 SIZE: Final = 100
 BATCH: Final = 1_000
@@ -55,3 +58,24 @@ async def _do(jobs: object, job: str, arguments: dict[str, Any]) -> dict[str, An
         profile.disable()
         name = type(jobs).__module__.replace("__main__", type(jobs).__name__.lower())
         profile.dump_stats(Path(PROFILE) / f"{name}-{job}-{time.time():.0f}.prof")
+
+
+class Pace:
+    """Messages at a fixed rate, from one job until another: what goes on in the cluster meanwhile is the
+    parent's affair. Times are those of the machine's monotonic clock, which is the same in all its
+    processes."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+        self._task: asyncio.Task[list[tuple[float, float]]] | None = None
+
+    def begin(self, send: Callable[[int], Awaitable[object]], per_second: float) -> None:
+        self._is_over = False
+        self._task = asyncio.create_task(open_loop(send, per_second=per_second, until=lambda: self._is_over))
+
+    async def end(self) -> dict[str, Any]:
+        """When each message was due, and how long it took from then until it was acknowledged."""
+        assert self._task is not None, "not begun"
+        self._is_over = True
+        task, self._task = self._task, None
+        return {"done": await task}

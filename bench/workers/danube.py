@@ -9,8 +9,7 @@ import uvloop
 from danube import DanubeClientBuilder, DispatchStrategy
 
 from bench.samples import closed_loop
-from bench.workers import payloads, serve
-from bench.workers.pace import Pace
+from bench.workers import Pace, payloads, serve
 
 
 class Jobs:

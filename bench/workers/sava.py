@@ -14,8 +14,7 @@ from typing import Any
 import uvloop
 
 from bench.samples import closed_loop
-from bench.workers import BATCH, payloads, serve
-from bench.workers.pace import Pace
+from bench.workers import BATCH, Pace, payloads, serve
 from sava.client import Client, Consumer, Producer
 
 BATCHES_IN_FLIGHT = 16

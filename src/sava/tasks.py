@@ -74,6 +74,11 @@ class Backoff:
         self._next_s = first_s
 
     @property
+    def is_first(self) -> bool:
+        """Whether the next pause is the first one."""
+        return self._next_s == self._first_s
+
+    @property
     def is_longest(self) -> bool:
         """Whether the next pause is the longest one."""
         return self._next_s >= self._limit_s

@@ -21,7 +21,7 @@ import pytest
 from sava.client import Client
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.replicate.background import AdminLinkControl
-from sava.pipeline.replicate.job import Edges, LinkJob
+from sava.pipeline.replicate.job import LinkJob
 from sava.proto import replication_pb2 as pb
 from sava.proto import topics_admin_pb2
 from sava.records import Message
@@ -74,10 +74,12 @@ class Site(NamedBrokers):
 
 
 def in_threads(site: Site, other: Site) -> Driver:
-    edges = Edges(
-        AdminLinkControl(site.brokers[0].admin), ThreadEngine(), ClusterAccess(site.service, timeout_s=5.0)
+    edges = (
+        AdminLinkControl(site.brokers[0].admin),
+        ThreadEngine(),
+        ClusterAccess(site.service, timeout_s=5.0),
     )
-    return LinkJob(f"replicate-{other.name}", other.name, "test", edges)
+    return LinkJob(f"replicate-{other.name}", other.name, "test", *edges)
 
 
 class World:

@@ -133,14 +133,14 @@ OUTCOME_MUTANTS: tuple[Mutant, ...] = (
     _Silent(
         "u17",
         "a read of several partitions waits for a silent broker",
-        "sava/pipeline/several.py",
+        "sava/pipeline/calls.py",
         ".watch(call, lambda: True)",
         ".watch(call, lambda: False)",
     ),
     _Silent(
         "u18",
         "a chain waits for a silent target",
-        "sava/pipeline/replicate/chains.py",
+        "sava/pipeline/replicate/target.py",
         "owes=lambda: self._is_opening or bool(self._unanswered)",
         "owes=lambda: False",
     ),

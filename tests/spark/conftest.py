@@ -18,7 +18,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from sava.pipeline.launch import JavaMissing, find_java
+from sava.pipeline.launch import SparkMissing, find_java
 from tests.support.brokers import Standalone
 from tests.support.objects import S3Server
 from tests.support.waiting import PATIENCE_S
@@ -45,7 +45,7 @@ def s3_environment(place: S3Server) -> dict[str, str]:
 def spark(tmp_path_factory: pytest.TempPathFactory, s3_place: S3Server) -> Iterator[SparkSession]:
     try:
         java = find_java(os.environ)
-    except JavaMissing as error:
+    except SparkMissing as error:
         pytest.skip(str(error))
     directory = tmp_path_factory.mktemp("spark")
     environment = {

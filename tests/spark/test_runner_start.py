@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.pipeline.launch import JavaMissing, find_java
+from sava.pipeline.launch import SparkMissing, find_java
 from sava.pipeline.runner.process import LOST
 from tests.spark.runner_process import RunnerProcess
 from tests.support.long import IS_LONG, only_long
@@ -26,7 +26,7 @@ MOMENTS_S = [0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 10.0] if IS_LONG else [0.0]
 def java() -> None:
     try:
         find_java(os.environ)
-    except JavaMissing as error:
+    except SparkMissing as error:
         pytest.skip(str(error))
 
 

@@ -25,8 +25,7 @@ from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from sava.pipeline.options import TopicPartition
 from sava.pipeline.replicate import copying
 from sava.pipeline.replicate.copying import copy, copy_together
-from sava.pipeline.replicate.target import TargetCluster
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand, LinkEnds, TargetCluster
 from sava.pipeline.source.planning import SegmentHistory
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc

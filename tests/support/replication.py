@@ -33,8 +33,9 @@ from sava.logs import MOST
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.replicate.background import AdminLinkControl
 from sava.pipeline.replicate.copying import copy
-from sava.pipeline.replicate.job import Edges, LinkJob
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare
+from sava.pipeline.replicate.job import LinkJob
+from sava.pipeline.replicate.rounds import CopyEngine
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare
 from sava.pipeline.runner.control import AdminRunnerControl as RunnerControl
 from sava.pipeline.runner.control import JobStatus
 from sava.proto import pipelines_pb2, streams_pb2, topics_admin_pb2
@@ -162,7 +163,7 @@ class Side:
         return [message.payload.decode() for message in self.read(name)]
 
 
-class ThreadEngine:
+class ThreadEngine(CopyEngine):
     """Shares run in threads of this process."""
 
     cores = 2
@@ -219,19 +220,17 @@ class RunningLink:
 
     def __init__(self, side: Side, remote: str = "west") -> None:
         self.engine = ThreadEngine()
-        edges = Edges(
-            AdminLinkControl(side.broker.admin), self.engine, ClusterAccess(side.service, timeout_s=5.0)
-        )
+        edges = (AdminLinkControl(side.broker.admin), self.engine, ClusterAccess(side.service, timeout_s=5.0))
         pipeline, runner = f"replicate-{remote}", f"test-{remote}"
         self._claim = Claim(side.broker.admin, pipeline, runner)
-        self.job = LinkJob(pipeline, remote, runner, edges)
+        self.job = LinkJob(pipeline, remote, runner, *edges)
 
     def stop(self, *, now: bool = False, timeout: float = PATIENCE_S) -> None:
         self.job.stop(now=now)
         self.wait(lambda: self.job.end is not None, "the link has ended", timeout)
         self._claim.release()
         assert self.job.end is not None
-        assert not self.job.end.error
+        assert not self.job.end
 
     @staticmethod
     def wait(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S) -> None:
@@ -388,12 +387,12 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())
-    edges = Edges(AdminLinkControl(admin), ThreadEngine(), ClusterAccess(service, timeout_s=5.0))
-    job = LinkJob(f"replicate-{remote}", remote, "test", edges)
+    edges = (AdminLinkControl(admin), ThreadEngine(), ClusterAccess(service, timeout_s=5.0))
+    job = LinkJob(f"replicate-{remote}", remote, "test", *edges)
     while job.end is None:
         if is_over.wait(0.1):
             job.stop(now=True)
-    sys.exit(job.end.error or 0)
+    sys.exit(job.end or 0)
 
 
 if __name__ == "__main__":

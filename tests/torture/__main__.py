@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from sava.pipeline.launch import JavaMissing, find_java
+from sava.pipeline.launch import SparkMissing, find_java
 from sava.proto import replication_pb2
 from tests.torture import oracles
 from tests.torture.cluster import CLIENTS, ROOT, WEST, Cluster, Surroundings, ended, until
@@ -264,7 +264,7 @@ def _no_spark() -> str:
         return "pyspark is not installed"
     try:
         os.environ["JAVA_HOME"] = str(find_java(os.environ).home)
-    except JavaMissing as error:
+    except SparkMissing as error:
         return str(error)
     return ""
 

@@ -13,7 +13,7 @@ from sava.client import Tls
 from sava.client.errors import ClientError
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.replicate.background import AdminLinkControl
-from sava.pipeline.replicate.job import Edges, LinkJob
+from sava.pipeline.replicate.job import LinkJob
 from tests.support.replication import ThreadEngine
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     while True:
         try:
             control = AdminLinkControl(admins, tls=tls)
-            job = LinkJob(f"replicate-{remote}", remote, "torture", Edges(control, ThreadEngine(), access))
+            job = LinkJob(f"replicate-{remote}", remote, "torture", control, ThreadEngine(), access)
             while job.end is None:
                 time.sleep(0.1)
             logging.info("the link has ended: %s", job.end)

@@ -28,9 +28,9 @@ import uvloop
 
 from sava.api.admin_client import PLAIN, AdminClient
 from sava.client import Client, Tls
-from sava.client.consumer import SubscriptionType
 from sava.client.errors import ClientError, OutcomeUnknown
 from sava.client.producer import Producer
+from sava.client.subscribe_stream import SubscriptionType
 from sava.config import Auth, TlsSettings
 from sava.errors import SavaError
 from sava.metadata import errors as metadata_errors

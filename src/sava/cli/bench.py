@@ -27,14 +27,13 @@ from sava.cli.output import ProgressLine, print_json, print_line, print_progress
 from sava.cli.produce import CompressionOption
 from sava.cli.subscriptions import Type
 from sava.client import Client
-from sava.client.consumer import SubscriptionType
+from sava.client.subscribe_stream import SubscriptionType
 from sava.errors import RetryableError, SavaError
 from sava.load import runs
-from sava.load.consuming import Consumption, LoadSubscription
 from sava.load.figures import Flow, LoadOutcome
-from sava.load.metadata import MetadataCalls, Operation
-from sava.load.payload import HEADER_BYTES, draw_run
-from sava.load.producing import Production
+from sava.load.runs import LoadProgress, MetadataCalls, Operation
+from sava.load.tally import HEADER_BYTES, draw_run
+from sava.load.traffic import Consumption, LoadSubscription, Production
 from sava.topics.errors import SubscriptionUnknown, TopicUnknown
 
 app = typer.Typer(no_args_is_help=True)
@@ -285,7 +284,7 @@ def metadata(
 
 # -- running -----------------------------------------------------------------------
 
-Work = Callable[[ProgressLine], Coroutine[Any, Any, None]]
+Work = Callable[[LoadProgress], Coroutine[Any, Any, None]]
 
 
 class LoadNotSustained(RetryableError):
@@ -330,7 +329,7 @@ def consumption(topic: str, amount: Amount, *, subscription: str | None, **optio
 def run_produce(service: str, load: Production, output: BenchOutput) -> None:
     run = runs.ProduceRun(load)
 
-    async def work(progress: ProgressLine) -> None:
+    async def work(progress: LoadProgress) -> None:
         async with Client(service, tls=tls_for(service)) as client:
             await run.go(client, progress)
 
@@ -362,7 +361,7 @@ def _run_with_consumers(
     *,
     is_kept: bool,
 ) -> None:
-    async def work(progress: ProgressLine) -> None:
+    async def work(progress: LoadProgress) -> None:
         async with (
             AdminClient(admin, auth_from_environment()) as asked,
             Client(service, tls=tls_for(service)) as client,
@@ -396,7 +395,7 @@ def run_metadata(
     )
     run = runs.MetadataRun(load)
 
-    async def work(progress: ProgressLine) -> None:
+    async def work(progress: LoadProgress) -> None:
         async with AdminClient(admin, auth_from_environment()) as client:
             await run.go(client, progress)
 
@@ -408,7 +407,7 @@ def _carry_out(run: runs.LoadRun, work: Work, output: BenchOutput) -> None:
     raised when what was found until then has been shown."""
     try:
         with ProgressLine() as progress:
-            run_to_end(work(progress))
+            run_to_end(work(lambda line: progress.show(line()) if progress.is_due else None))
     except KeyboardInterrupt:
         _show(run.outcome(), output)
         raise

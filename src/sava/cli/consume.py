@@ -16,8 +16,8 @@ from sava.cli.messages import POSITION_FORMS, Position, Printer, parse_position,
 from sava.cli.output import RawFormat
 from sava.cli.subscriptions import Type
 from sava.client import Batch, Client, Message
-from sava.client.consumer import SubscriptionType
 from sava.client.messages import Start
+from sava.client.subscribe_stream import SubscriptionType
 from sava.errors import Outcome, RetryableError
 from sava.proto import topics_admin_pb2 as pb
 

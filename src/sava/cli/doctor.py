@@ -10,8 +10,8 @@ import typer
 
 from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run_to_end, tls_for
 from sava.cli.output import Format, ProgressLine, print_json, print_line
+from sava.doctor.brokers import visit
 from sava.doctor.observation import Access
-from sava.doctor.visit import visit
 
 
 def doctor(

@@ -14,11 +14,12 @@ reconnect, messages of such a batch that were not acked yet can come again.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import wraps
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from sava.client import Batch
 from sava.client import Client as AsyncClient
@@ -26,22 +27,62 @@ from sava.client import Consumer as AsyncConsumer
 from sava.client import Producer as AsyncProducer
 from sava.client import Reader as AsyncReader
 from sava.client.connection import Tls, Token
-from sava.client.consumer import SubscriptionType
 from sava.client.errors import Closed, Refused
 from sava.client.loop_thread import LoopThread
-from sava.client.messages import Codec, End, SchemaCodec, Start
-from sava.client.producer import Sent
+from sava.client.messages import SchemaCodec
 from sava.records import Message
 
 Wrapped = TypeVar("Wrapped", AsyncProducer, AsyncConsumer, AsyncReader)
+Made = TypeVar("Made")
+Result = TypeVar("Result")
+P = ParamSpec("P")
 
 __all__ = ["Client", "Consumer", "Producer", "Reader"]
+
+
+def _waits(
+    method: Callable[Concatenate[Wrapped, P], Awaitable[Result]],
+) -> Callable[Concatenate[_Facade[Wrapped], P], Result]:
+    """The method of the asyncio client, as one that waits for its result."""
+
+    @wraps(method)
+    def call(self: _Facade[Wrapped], /, *args: P.args, **options: P.kwargs) -> Result:
+        async def work() -> Result:
+            return await method(self._wrapped, *args, **options)
+
+        return self._loop.run(work())
+
+    there = inspect.signature(method)
+    vars(call)["__signature__"] = there.replace(return_annotation=there.empty)  # it returns what is awaited
+    return call
+
+
+def _makes(
+    make: Callable[Concatenate[AsyncClient, P], Wrapped],
+    facade: Callable[[LoopThread, Wrapped], Made],
+    **defaults: Any,
+) -> Callable[Concatenate[Client, P], Made]:
+    """The method of the asyncio client, as one that makes the facade. ``defaults`` are other ones than
+    there."""
+
+    @wraps(make)
+    def call(self: Client, /, *args: P.args, **options: P.kwargs) -> Made:
+        made: Any = make
+        return facade(self._loop, made(self._client, *args, **{**defaults, **options}))
+
+    there = inspect.signature(make)
+    parameters = [
+        each.replace(default=defaults.get(each.name, each.default)) for each in there.parameters.values()
+    ]
+    vars(call)["__signature__"] = there.replace(parameters=parameters, return_annotation=there.empty)
+    return call
 
 
 class _Facade(Generic[Wrapped]):
     """What producers, consumers and readers have in common."""
 
     def __init__(self, loop: LoopThread, wrapped: Wrapped) -> None:
+        self.topic = wrapped.topic
         self._loop = loop
         self._wrapped: Wrapped = wrapped
 
@@ -55,10 +96,6 @@ class _Facade(Generic[Wrapped]):
         self.close()
 
     @property
-    def topic(self) -> str:
-        return self._wrapped.topic
-
-    @property
     def is_closed(self) -> bool:
         return self._wrapped.is_closed
 
@@ -70,58 +107,30 @@ class _Facade(Generic[Wrapped]):
 
 
 class Producer(_Facade[AsyncProducer]):
+    """Made by ``Client.producer``."""
+
+    def __init__(self, loop: LoopThread, wrapped: AsyncProducer) -> None:
+        super().__init__(loop, wrapped)
+        self.name = wrapped.name
+
     @property
     def degraded(self) -> int:
         return self._wrapped.degraded
 
-    @property
-    def name(self) -> str:
-        return self._wrapped.name
-
-    def send(
-        self,
-        payload: Any,
-        *,
-        key: str | None = None,
-        attributes: Mapping[str, str] | None = None,
-        publish_time: int | datetime | None = None,
-    ) -> int:
-        async def send() -> int:
-            return await self._wrapped.send(
-                payload, key=key, attributes=attributes, publish_time=publish_time
-            )
-
-        return self._loop.run(send())
-
-    def send_many(
-        self,
-        payloads: Sequence[Any],
-        *,
-        keys: Sequence[str | None] | None = None,
-        attributes: Sequence[Mapping[str, str]] | None = None,
-        publish_time: int | datetime | None = None,
-    ) -> list[Sent]:
-        return self._loop.run(
-            self._wrapped.send_many(payloads, keys=keys, attributes=attributes, publish_time=publish_time)
-        )
-
-    def flush(self) -> None:
-        self._loop.run(self._wrapped.flush())
+    send = _waits(AsyncProducer.send)
+    send_many = _waits(AsyncProducer.send_many)
+    flush = _waits(AsyncProducer.flush)
 
 
 class Consumer(_Facade[AsyncConsumer]):
+    """Made by ``Client.consumer``."""
+
     def __init__(self, loop: LoopThread, wrapped: AsyncConsumer) -> None:
         super().__init__(loop, wrapped)
+        self.subscription = wrapped.subscription
+        self.name = wrapped.name
         self._acked: deque[Message | Batch] = deque()
         self._is_passing = False
-
-    @property
-    def subscription(self) -> str:
-        return self._wrapped.subscription
-
-    @property
-    def name(self) -> str:
-        return self._wrapped.name
 
     def __iter__(self) -> Iterator[Message]:
         while True:
@@ -133,9 +142,6 @@ class Consumer(_Facade[AsyncConsumer]):
                 raise
             if batch is not None:
                 yield from batch
-
-    def receive_batch(self, max_messages: int | None = None, *, timeout: float | None = None) -> Batch | None:
-        return self._loop.run(self._wrapped.receive_batch(max_messages, timeout=timeout))
 
     def ack(self, message: Message | Batch) -> None:
         """As there; many acks cross to the loop's thread together."""
@@ -159,19 +165,15 @@ class Consumer(_Facade[AsyncConsumer]):
                 messages.append(acked)
         await self._wrapped.ack_many(messages)
 
-    def ack_many(self, messages: Iterable[Message] | Batch) -> None:
-        self._loop.run(self._wrapped.ack_many(messages))
-
-    def nack(
-        self, message: Message | Batch | Iterable[Message], *, delay_ms: int = 0, reason: str = ""
-    ) -> None:
-        self._loop.run(self._wrapped.nack(message, delay_ms=delay_ms, reason=reason))
-
-    def flush(self, *, timeout: float | None = None) -> None:
-        self._loop.run(self._wrapped.flush(timeout=timeout))
+    receive_batch = _waits(AsyncConsumer.receive_batch)
+    ack_many = _waits(AsyncConsumer.ack_many)
+    nack = _waits(AsyncConsumer.nack)
+    flush = _waits(AsyncConsumer.flush)
 
 
 class Reader(_Facade[AsyncReader]):
+    """Made by ``Client.reader``."""
+
     def __iter__(self) -> Iterator[Message]:
         for batch in self.batches():
             yield from batch
@@ -182,7 +184,8 @@ class Reader(_Facade[AsyncReader]):
 
 
 class Client:
-    """As ``sava.client.Client``, whose options are explained there."""
+    """As ``sava.client.Client``, whose options are explained there. A producer's ``linger_ms`` is 0 here: a
+    thread that waits for each message has nothing to share a batch with."""
 
     def __init__(
         self,
@@ -212,73 +215,6 @@ class Client:
     def schema(self, subject: str, *, version: int | None = None) -> SchemaCodec:
         return self._loop.run(self._client.schema(subject, version=version))
 
-    def producer(
-        self,
-        topic: str,
-        *,
-        name: str | None = None,
-        reliable: bool | None = True,
-        partitions: int | None = None,
-        exclusive: bool = False,
-        linger_ms: float = 0,
-        max_batch_messages: int = 10_000,
-        max_batch_bytes: int = 1 << 20,
-        max_pending: int = 100_000,
-        compression: Literal["lz4", "zstd"] | None = None,
-        schema: str | None = None,
-        codec: Codec | None = None,
-        timeout: float = 30.0,
-    ) -> Producer:
-        """``linger_ms`` is 0 here: a thread that waits for each message has nothing to share a batch with."""
-        made = self._client.producer(
-            topic,
-            name=name,
-            reliable=reliable,
-            partitions=partitions,
-            exclusive=exclusive,
-            linger_ms=linger_ms,
-            max_batch_messages=max_batch_messages,
-            max_batch_bytes=max_batch_bytes,
-            max_pending=max_pending,
-            compression=compression,
-            schema=schema,
-            codec=codec,
-            timeout=timeout,
-        )
-        return Producer(self._loop, made)
-
-    def consumer(
-        self,
-        topic: str,
-        *,
-        subscription: str,
-        type: SubscriptionType = "shared",  # noqa: A002 (users know it by this name)
-        name: str | None = None,
-        start: Start = "earliest",
-        key_filters: Sequence[str] = (),
-        receive_queue: int = 10_000,
-        codec: Codec | None = None,
-    ) -> Consumer:
-        made = self._client.consumer(
-            topic,
-            subscription=subscription,
-            type=type,
-            name=name,
-            start=start,
-            key_filters=key_filters,
-            receive_queue=receive_queue,
-            codec=codec,
-        )
-        return Consumer(self._loop, made)
-
-    def reader(
-        self,
-        topic: str,
-        *,
-        start: Start = "earliest",
-        end: End = None,
-        codec: Codec | None = None,
-        timeout: float = 60.0,
-    ) -> Reader:
-        made = self._client.reader(topic, start=start, end=end, codec=codec, timeout=timeout)
-        return Reader(self._loop, made)
+    producer = _makes(AsyncClient.producer, Producer, linger_ms=0)
+    consumer = _makes(AsyncClient.consumer, Consumer)
+    reader = _makes(AsyncClient.reader, Reader)

@@ -9,10 +9,12 @@ from types import TracebackType
 from typing import Literal, Self, TypeVar
 
 from sava.client.connection import Connection, Tls, Token
-from sava.client.consumer import Consumer, ConsumerOptions, SubscriptionType
+from sava.client.consumer import Consumer
 from sava.client.messages import Codec, End, SchemaCodec, Start, codec_of
-from sava.client.producer import Producer, ProducerOptions
+from sava.client.producer import Producer
+from sava.client.publish_stream import ProducerOptions
 from sava.client.reader import Reader, ReaderOptions
+from sava.client.subscribe_stream import ConsumerOptions, SubscriptionType
 from sava.proto import streams_pb2 as pb
 
 Made = TypeVar("Made", Producer, Consumer, Reader)

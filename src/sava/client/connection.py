@@ -13,16 +13,17 @@ import asyncio
 import inspect
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from types import TracebackType
+from typing import Any, Final, Self, cast
 
 import grpc
 from grpc import aio
 
-from sava.client.backoff import ReconnectBackoff
 from sava.client.errors import (
     ClientError,
     Closed,
@@ -34,14 +35,19 @@ from sava.client.errors import (
     of_change,
 )
 from sava.client.liveness import Liveness, Options, WatchedCall
+from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import MAX_BATCH_BYTES
-from sava.tasks import cancelled, first_write
+from sava.tasks import Backoff, cancelled, first_write, is_done_within, spawn
 
 Token = str | Callable[[], str | Awaitable[str]]
 
 log = logging.getLogger(__name__)
+
+FIRST_DELAY_S: Final = 0.05
+LONGEST_DELAY_S: Final = 2.0
+"""Of the pauses before a reconnect."""
 
 OPEN_TIMEOUT_S: Final = 10.0
 """For one attempt to open a stream, or one unary call."""
@@ -126,6 +132,18 @@ def parse_addresses(addresses: str | Iterable[str]) -> tuple[list[str], bool]:
     if "https" in schemes and schemes != {"https"}:
         raise Refused("addresses: either all or none of them are https")
     return targets, "https" in schemes
+
+
+class ReconnectBackoff(Backoff):
+    """Pauses before the next attempt to reach a broker. A topic that has moved is no reason to wait: the
+    first look-up after that goes out at once, and is answered when there is an owner."""
+
+    def __init__(self) -> None:
+        super().__init__(FIRST_DELAY_S, LONGEST_DELAY_S)
+
+    def delay(self, failure: ClientError | None = None) -> float:
+        is_first, delay = self.is_first, self.next()
+        return 0.0 if is_first and failure is not None and failure.is_elsewhere else delay
 
 
 class Connection:
@@ -331,14 +349,15 @@ class ClientStream:
 
     def __init__(self, call: Any, target: str, waiting: WatchedCall) -> None:
         """``waiting``: how its broker is watched."""
-        self._call = call
+        self.call = call
+        """gRPC's."""
         self._target = target
         self._waiting = waiting
         # Not call.read(): it drops what has arrived once the status is there.
         self._responses = aiter(call)
 
     async def write(self, request: Any) -> None:
-        await self._written(self._call.write(request))
+        await self._written(self.call.write(request))
 
     async def _written(self, writing: Coroutine[Any, Any, None]) -> None:
         try:
@@ -377,15 +396,12 @@ class ClientStream:
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                await self._written(first_write(self._call, request))
+                await self._written(first_write(self.call, request))
                 response = await self.receive()
         except TimeoutError:
             raise Unavailable(f"broker {self._target} did not answer within {OPEN_TIMEOUT_S} s") from None
         self._waiting.liveness.answered(asyncio.get_running_loop().time() - began)
         return response
-
-    def cancel(self) -> None:
-        self._call.cancel()
 
 
 class Route:
@@ -447,7 +463,98 @@ async def both(reading: Coroutine[Any, Any, None], writing: Coroutine[Any, Any, 
     raise Unavailable("the stream was given up")
 
 
+class PartitionStream(ABC):
+    """A stream of a producer or consumer to one partition, opened again whenever it breaks. Owned by one
+    event loop; only its own task writes to it."""
+
+    def __init__(self, connection: Connection, topic: str, address: str, what: str) -> None:
+        self.topic = topic
+        self._connection = connection
+        self._what = what
+        self._route = Route(connection, topic, address)
+        self._backoff = ReconnectBackoff()
+        self._loop = asyncio.get_running_loop()
+        self._failure: Unavailable | None = None
+        """Why there is no stream."""
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._task = asyncio.create_task(self._run(), name=f"sava {what} of {topic}")
+        self._task.add_done_callback(self._ran)
+
+    async def opened(self, timeout: float) -> None:
+        """When the first stream is open. Raises what the broker refused, or Unavailable."""
+        if not await is_done_within(timeout, self._opened):
+            raise self._failure or Unavailable(f"{self.topic} was not opened within {timeout} s")
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """One stream after the other, until one ends for good."""
+
+    @abstractmethod
+    def _end(self, error: ClientError) -> None:
+        """There will be no stream any more."""
+
+    def _ran(self, task: asyncio.Task[None]) -> None:
+        """Not foreseen: a mistake here, or in a callable that gives tokens. No caller may wait without
+        end."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: %s failed", self._what, self.topic, exc_info=error)
+            self._end(ClientError(f"the {self._what} of {self.topic} failed: {error!r}"))
+
+    def _fail_opening(self, error: SavaError) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # a caller that waits gets it; that none does is no mistake
+
+
 # -- partitions --------------------------------------------------------------
+
+
+class TopicSession(ABC):
+    """What producers, consumers and readers have in common. Owned by one event loop."""
+
+    def __init__(self, connection: Connection, topic: str) -> None:
+        self.topic = topic
+        self._connection = connection
+        self._watch: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def open(self) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    def _watch_partitions(
+        self, known: Collection[object], grown: Callable[[Sequence[pb.Partition]], Awaitable[None]]
+    ) -> None:
+        """Report the partitions that come after those that are ``known`` by then, until ``_watch`` is
+        cancelled."""
+        self._watch = spawn(self._look_for_more(known, grown), name=f"sava partitions of {self.topic}")
+
+    async def _look_for_more(
+        self, known: Collection[object], grown: Callable[[Sequence[pb.Partition]], Awaitable[None]]
+    ) -> None:
+        while True:
+            await asyncio.sleep(LOOK_UP_EVERY_S)
+            try:
+                found = (await self._connection.look_up(self.topic)).partitions
+                if len(found) > len(known):
+                    await grown(found[len(known) :])
+            except ClientError as error:
+                log.info("client: could not look up the partitions of %s: %s", self.topic, error)
 
 
 async def create_partitions(
@@ -463,20 +570,3 @@ async def create_partitions(
     for index in range(found.partition_count, count):
         await connection.look_up(f"{topic}-part-{index}", create=True, delivery=delivery)
     return await connection.look_up(topic)
-
-
-async def watch_partitions(
-    connection: Connection,
-    topic: str,
-    known: Callable[[], int],
-    grown: Callable[[Sequence[pb.Partition]], Awaitable[None]],
-) -> None:
-    """Report the partitions that come after the ``known`` number of them. Runs until it is cancelled."""
-    while True:
-        await asyncio.sleep(LOOK_UP_EVERY_S)
-        try:
-            found = (await connection.look_up(topic)).partitions
-            if len(found) > known():
-                await grown(found[known() :])
-        except ClientError as error:
-            log.info("client: could not look up the partitions of %s: %s", topic, error)

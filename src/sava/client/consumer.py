@@ -5,59 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Self
 
-from sava.client.connection import Connection, watch_partitions
+from sava.client.connection import Connection, TopicSession
 from sava.client.errors import ClientError, Closed, OutcomeUnknown, Refused
-from sava.client.messages import Batch, Codec, Range, Start, position_of
-from sava.client.subscribe_stream import ConsumerStreamOptions, SubscribeHooks, SubscribeStream, coalesced
+from sava.client.messages import Batch, Range, Start, position_of
+from sava.client.subscribe_stream import ConsumerOptions, SubscribeHooks, SubscribeStream, coalesced
 from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.records import Message
-from sava.tasks import cancelled, spawn
-
-SubscriptionType = Literal["exclusive", "shared", "failover", "key_shared"]
-
-_TYPES: Final[dict[str, pb.SubscriptionType.ValueType]] = {
-    "exclusive": pb.SUBSCRIPTION_EXCLUSIVE,
-    "shared": pb.SUBSCRIPTION_SHARED,
-    "failover": pb.SUBSCRIPTION_FAILOVER,
-    "key_shared": pb.SUBSCRIPTION_KEY_SHARED,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerOptions:
-    """As in ``Client.consumer``, where they are explained."""
-
-    subscription: str
-    type: SubscriptionType
-    name: str
-    start: Start
-    key_filters: Sequence[str]
-    receive_queue: int
-    codec: Codec | None
-
-    def __post_init__(self) -> None:
-        if self.type not in _TYPES:
-            raise Refused(f"subscription type {self.type!r}: one of {', '.join(_TYPES)}")
-        if not 0 < self.receive_queue <= 1_000_000:
-            raise Refused("receive_queue is 1 to 1000000 messages")
-        position_of(self.start)
-
-    def subscribe_options(self, queue: int) -> ConsumerStreamOptions:
-        return ConsumerStreamOptions(
-            subscription=self.subscription,
-            consumer=self.name,
-            type=_TYPES[self.type],
-            key_filters=tuple(self.key_filters),
-            credits=queue,
-            codec=self.codec,
-        )
-
+from sava.tasks import cancelled
 
 CLOSE_S: Final = 5.0
 """For acks to be stored when a consumer is closed. A cluster that has lost its majority stores none for as
@@ -65,17 +23,16 @@ long as that is so, and a consumer that leaves, perhaps because of that, does no
 not stored cost a delivery, and ``flush`` is for applications that want to know."""
 
 
-class Consumer:
+class Consumer(TopicSession):
     """Made by ``Client.consumer``. Owned by one event loop.
 
     It reconnects for as long as it is open: a broker that is away means no messages, not an error.
     """
 
     def __init__(self, connection: Connection, topic: str, options: ConsumerOptions) -> None:
-        self.topic = topic
+        super().__init__(connection, topic)
         self.subscription = options.subscription
         self.name = options.name
-        self._connection = connection
         self._options = options
         self._streams: dict[str, SubscribeStream] = {}
         self._queue: deque[tuple[SubscribeStream, Batch]] = deque()
@@ -84,26 +41,11 @@ class Consumer:
         self._source: SubscribeStream | None = None
         """Where the messages being iterated came from."""
         self._error: SavaError | None = Closed(f"the consumer of {topic} is not open")
-        self._watch: asyncio.Task[None] | None = None
-        self._is_closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
 
     @property
     def partitions(self) -> Collection[str]:
         """The topics that messages come from: the topic itself, or its partitions."""
         return self._streams.keys()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def open(self) -> None:
         """Subscribe to every partition. Raises TopicUnknown, Refused, Unavailable."""
@@ -115,10 +57,7 @@ class Consumer:
             await self.close(timeout=0)
             raise
         if found.partition_count:
-            self._watch = spawn(
-                watch_partitions(self._connection, self.topic, lambda: len(self._streams), self._add_new),
-                name=f"sava partitions of {self.topic}",
-            )
+            self._watch_partitions(self._streams, self._add_new)
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Send all acks, wait until they are stored (at most ``timeout`` seconds, by default ``CLOSE_S``),
@@ -145,10 +84,11 @@ class Consumer:
 
     async def _add_streams(self, partitions: Sequence[pb.Partition], start: Start) -> None:
         share = max(self._options.receive_queue // (len(self._streams) + len(partitions)), 1)
-        options = self._options.subscribe_options(share)
         hooks = SubscribeHooks(self._deliver, self._drop, self._end)
         streams = {
-            partition.topic: SubscribeStream(self._connection, partition, position_of(start), options, hooks)
+            partition.topic: SubscribeStream(
+                self._connection, partition, self._options, hooks, start=position_of(start), queue=share
+            )
             for partition in partitions
         }
         self._streams.update(streams)

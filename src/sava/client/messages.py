@@ -175,16 +175,7 @@ class Batch(Sequence[Message]):
 
     def without(self, ranges: Sequence[Range]) -> Batch | None:
         """The messages whose offsets are not in ``ranges`` (ascending); None if there is none."""
-        kept: list[Range] = []
-        for start, end in self.ranges:
-            for taken_start, taken_end in ranges:
-                if taken_end <= start or taken_start >= end:
-                    continue
-                if taken_start > start:
-                    kept.append((start, taken_start))
-                start = min(taken_end, end)
-            if start < end:
-                kept.append((start, end))
+        kept = difference(self.ranges, ranges)
         if not kept:
             return None
         return self if tuple(kept) == self.ranges else self._chosen(tuple(kept))
@@ -218,6 +209,21 @@ class Batch(Sequence[Message]):
             return messages
         codec = self._codec
         return (TypedMessage(**msgspec.structs.asdict(message), codec=codec) for message in messages)
+
+
+def difference(ranges: Sequence[Range], taken: Sequence[Range]) -> list[Range]:
+    """What of ``ranges`` is not in ``taken``; both ascend."""
+    left: list[Range] = []
+    for start, end in ranges:
+        for taken_start, taken_end in taken:
+            if taken_end <= start or taken_start >= end:
+                continue
+            if taken_start > start:
+                left.append((start, taken_start))
+            start = min(taken_end, end)
+        if start < end:
+            left.append((start, end))
+    return left
 
 
 def _count(ranges: Sequence[Range]) -> int:

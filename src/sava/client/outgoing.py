@@ -150,13 +150,10 @@ def _encoded_size(text: str) -> int:
 # -- back-pressure -----------------------------------------------------------
 
 
-class _Waiter:
-    __slots__ = ("admitted", "messages", "size")
-
-    def __init__(self, messages: int, size: int, admitted: asyncio.Future[None]) -> None:
-        self.messages = messages
-        self.size = size
-        self.admitted = admitted
+class _Waiter(NamedTuple):
+    messages: int
+    size: int
+    admitted: asyncio.Future[None]
 
 
 class PendingLimit:

@@ -8,31 +8,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from sava.client.connection import Connection, create_partitions, watch_partitions
+from sava.client.connection import Connection, TopicSession, create_partitions
 from sava.client.errors import ClientError, Closed, Refused
-from sava.client.messages import Codec, microseconds, schema_of
+from sava.client.messages import microseconds
 from sava.client.outgoing import (
     MESSAGE_OVERHEAD,
     Columns,
     PendingLimit,
-    Stamp,
     attributes_size,
     key_size,
     payload_of,
 )
-from sava.client.publish_stream import PublishOptions, PublishStream
+from sava.client.publish_stream import ProducerOptions, PublishStream
 from sava.proto import streams_pb2 as pb
-from sava.records import MAX_BATCH_BYTES, MAX_COUNT, Compression, RecordBatch
-from sava.tasks import cancelled, spawn
+from sava.records import RecordBatch
+from sava.tasks import cancelled
 
-_COMPRESSION: Final = {None: Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
 _FNV_BASIS: Final = 0xCBF29CE484222325
 _FNV_PRIME: Final = 0x100000001B3
 _FNV_MASK: Final = (1 << 64) - 1
-_DELIVERY: Final = {None: pb.ANY, True: pb.RELIABLE, False: pb.NON_RELIABLE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,88 +41,24 @@ class Sent:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerOptions:
-    """As in ``Client.producer``, where they are explained."""
-
-    name: str
-    is_name_generated: bool
-    reliable: bool | None
-    partitions: int | None
-    exclusive: bool
-    linger_ms: float
-    max_batch_messages: int
-    max_batch_bytes: int
-    max_pending: int
-    compression: str | None
-    schema: str | None
-    codec: Codec | None
-    timeout: float
-
-    def __post_init__(self) -> None:
-        if self.compression not in _COMPRESSION:
-            raise Refused(f'compression {self.compression!r}: "lz4", "zstd" or None')
-        if not 0 < self.max_batch_messages <= MAX_COUNT or self.max_pending < 1:
-            raise Refused(f"max_batch_messages is 1 to {MAX_COUNT}, max_pending at least 1")
-        if not 0 < self.max_batch_bytes <= MAX_BATCH_BYTES or self.linger_ms < 0 or self.timeout <= 0:
-            raise Refused(
-                f"max_batch_bytes is 1 to {MAX_BATCH_BYTES}, linger_ms not negative, timeout above 0"
-            )
-
-    @property
-    def delivery(self) -> pb.Delivery.ValueType:
-        return _DELIVERY[self.reliable]
-
-    def stream_options(self) -> PublishOptions:
-        schema_id, schema_version = schema_of(self.codec)
-        return PublishOptions(
-            stamp=Stamp(self.name, _COMPRESSION[self.compression], schema_id, schema_version),
-            delivery=self.delivery,
-            access_mode=pb.EXCLUSIVE if self.exclusive else pb.SHARED,
-            schema_subject=self.schema or "",
-            is_name_generated=self.is_name_generated,
-            linger_s=self.linger_ms / 1000,
-            max_messages=min(self.max_batch_messages, self.max_pending),
-            max_bytes=self.max_batch_bytes,
-            timeout=self.timeout,
-        )
-
-
-class Producer:
+class Producer(TopicSession):
     """Made by ``Client.producer``. Owned by one event loop."""
 
     def __init__(self, connection: Connection, topic: str, options: ProducerOptions) -> None:
-        self.topic = topic
+        super().__init__(connection, topic)
         self.name = options.name
-        self._connection = connection
         self._options = options
-        self._stream_options = options.stream_options()
         self._codec = options.codec
         self._pending = PendingLimit(options.max_pending)
         self._streams: list[PublishStream] = []
         self._turn = 0
         self._error: ClientError | None = Closed(f"the producer of {topic} is not open")
-        self._watch: asyncio.Task[None] | None = None
-        self._is_closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
 
     @property
     def degraded(self) -> int:
         """How many of its messages were acknowledged on fewer disks than they should be on, because a broker
         was alone and its cluster lets it continue (``journal.degraded: allow``)."""
         return sum(stream.degraded for stream in self._streams)
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def open(self) -> None:
         """Find or create the topic and open a stream to each of its partitions. Raises Refused,
@@ -143,10 +75,7 @@ class Producer:
             raise
         self._error = None
         if found.partition_count:
-            self._watch = spawn(
-                watch_partitions(connection, self.topic, lambda: len(self._streams), self._add_streams),
-                name=f"sava partitions of {self.topic}",
-            )
+            self._watch_partitions(self._streams, self._add_streams)
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Send what is there and wait for its receipts, at most ``timeout`` seconds (by default as long as a
@@ -187,7 +116,7 @@ class Producer:
             self._connection,
             partition.topic,
             partition.address,
-            self._stream_options,
+            self._options,
             self._pending,
             producer_epoch=producer_epoch,
         )
@@ -262,7 +191,7 @@ class Producer:
         chunks = [
             (stream, chunk)
             for stream, group in self._groups(columns)
-            for chunk in group.chunks(self._stream_options.max_messages, self._stream_options.max_bytes)
+            for chunk in group.chunks(self._options.max_messages, self._options.max_batch_bytes)
         ]
         parts: list[tuple[PublishStream, int, asyncio.Future[int]]] = []
         try:

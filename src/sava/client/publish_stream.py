@@ -27,14 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sava.client.backoff import ReconnectBackoff
-from sava.client.connection import (
-    ClientStream,
-    Connection,
-    Route,
-    both,
-    open_stream,
-)
+from sava.client.connection import ClientStream, Connection, PartitionStream, both, open_stream
 from sava.client.errors import (
     ClientError,
     DuplicateForgotten,
@@ -44,11 +37,12 @@ from sava.client.errors import (
     Timeout,
     Unavailable,
 )
+from sava.client.messages import Codec, schema_of
 from sava.client.outgoing import UNKNOWN_OFFSET, EncodedBatch, PendingLimit, ProducerBatch, SendWindow, Stamp
 from sava.errors import CallerError
 from sava.proto import streams_pb2 as pb
-from sava.records import MAX_BATCH_BYTES, RecordBatch
-from sava.tasks import cancelled, is_done_within
+from sava.records import MAX_BATCH_BYTES, MAX_COUNT, Compression, RecordBatch
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -64,32 +58,61 @@ STUCK_S: Final = 1.0
 disk is full."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishOptions:
-    stamp: Stamp
-    delivery: pb.Delivery.ValueType
-    access_mode: pb.AccessMode.ValueType
-    schema_subject: str
+_COMPRESSION: Final = {None: Compression.NONE, "lz4": Compression.LZ4, "zstd": Compression.ZSTD}
+_DELIVERY: Final = {None: pb.ANY, True: pb.RELIABLE, False: pb.NON_RELIABLE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """As in ``Client.producer``, where they are explained."""
+
+    name: str
     is_name_generated: bool
-    linger_s: float
-    max_messages: int
-    max_bytes: int
+    reliable: bool | None = True
+    partitions: int | None = None
+    exclusive: bool = False
+    linger_ms: float
+    max_batch_messages: int
+    max_batch_bytes: int
+    max_pending: int
+    compression: str | None = None
+    schema: str | None = None
+    codec: Codec | None = None
     timeout: float
 
+    def __post_init__(self) -> None:
+        if self.compression not in _COMPRESSION:
+            raise Refused(f'compression {self.compression!r}: "lz4", "zstd" or None')
+        if not 0 < self.max_batch_messages <= MAX_COUNT or self.max_pending < 1:
+            raise Refused(f"max_batch_messages is 1 to {MAX_COUNT}, max_pending at least 1")
+        if not 0 < self.max_batch_bytes <= MAX_BATCH_BYTES or self.linger_ms < 0 or self.timeout <= 0:
+            raise Refused(
+                f"max_batch_bytes is 1 to {MAX_BATCH_BYTES}, linger_ms not negative, timeout above 0"
+            )
 
-class PublishStream:
+    @property
+    def delivery(self) -> pb.Delivery.ValueType:
+        return _DELIVERY[self.reliable]
+
+    @property
+    def max_messages(self) -> int:
+        """In one batch."""
+        return min(self.max_batch_messages, self.max_pending)
+
+
+class PublishStream(PartitionStream):
     def __init__(
         self,
         connection: Connection,
         topic: str,
         address: str,
-        options: PublishOptions,
+        options: ProducerOptions,
         pending: PendingLimit,
         *,
         producer_epoch: int = 0,
     ) -> None:
         """``producer_epoch``: what the first partition has given this producer; 0: this is the first."""
-        self.topic = topic
+        super().__init__(connection, topic, address, "producer")
         self.producer_epoch = producer_epoch
         """Of the producer's open. Presented by each stream from then on: a broker that knows a higher one has
         given the name to another producer, and this one ends."""
@@ -101,16 +124,16 @@ class PublishStream:
         """Messages that were acknowledged on fewer disks than they should be on."""
         self.open_batch: ProducerBatch | None = None
         """The end of the queue, while messages can be added to it."""
-        self._connection = connection
-        self._route = Route(connection, topic, address)
         self._options = options
         self._pending = pending
         self._queue: deque[ProducerBatch] = deque()
         self._window = SendWindow(succeed=self._succeed, fail=self._fail_batch)
         self._ended_with: ClientError | None = None
-        self._backoff = ReconnectBackoff()
-        self._loop = asyncio.get_running_loop()
+        self._linger_s = options.linger_ms / 1000
+        self._max_messages = options.max_messages
         self._single_limit = min(options.max_messages, MAX_SINGLES)
+        schema_id, schema_version = schema_of(options.codec)
+        self._stamp = Stamp(options.name, _COMPRESSION[options.compression], schema_id, schema_version)
         self._wake = asyncio.Event()
         self._linger: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -118,24 +141,14 @@ class PublishStream:
         self._is_open = False
         self._is_reliable = True
         """What the broker said of the topic."""
-        self._failure: Unavailable | None = None
-        """Why there is no stream."""
         self._opening = pb.OpenProducer(
             topic=topic,
-            producer_name=options.stamp.producer,
-            access_mode=options.access_mode,
+            producer_name=options.name,
+            access_mode=pb.EXCLUSIVE if options.exclusive else pb.SHARED,
             delivery=options.delivery,
-            schema_subject=options.schema_subject,
+            schema_subject=options.schema or "",
             is_name_generated=options.is_name_generated,
         )
-        self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._task = asyncio.create_task(self._run(), name=f"sava producer of {topic}")
-        self._task.add_done_callback(self._ran)
-
-    async def opened(self, timeout: float) -> None:
-        """When the first stream is open. Raises what the broker refused, or Unavailable."""
-        if not await is_done_within(timeout, self._opened):
-            raise self._failure or Unavailable(f"{self.topic} was not opened within {timeout} s")
 
     # -- gathering -----------------------------------------------------------------
 
@@ -160,7 +173,7 @@ class PublishStream:
     ) -> asyncio.Future[int]:
         """A message; resolves with its offset. Its room must be taken."""
         batch = self.open_batch
-        if batch is None or batch.size + size > self._options.max_bytes:
+        if batch is None or batch.size + size > self._options.max_batch_bytes:
             batch = self._begin()
         future = self._loop.create_future()
         batch.add(payload, key, attributes, publish_time, size, future)
@@ -180,13 +193,13 @@ class PublishStream:
         batch = self.open_batch
         if (
             batch is None
-            or batch.size + size > self._options.max_bytes
-            or len(batch) + len(payloads) > self._options.max_messages
+            or batch.size + size > self._options.max_batch_bytes
+            or len(batch) + len(payloads) > self._max_messages
         ):
             batch = self._begin()
         future: asyncio.Future[int] = self._loop.create_future()
         batch.extend(payloads, keys, attributes, publish_time, size, future)
-        if len(batch) >= self._options.max_messages:
+        if len(batch) >= self._max_messages:
             self._seal()
         return future
 
@@ -216,7 +229,7 @@ class PublishStream:
 
     def _begin(self) -> ProducerBatch:
         now = self._loop.time()
-        batch = ProducerBatch(ready_at=now + self._options.linger_s, deadline=now + self._options.timeout)
+        batch = ProducerBatch(ready_at=now + self._linger_s, deadline=now + self._options.timeout)
         self._enqueue(batch)
         self.open_batch = batch
         return batch
@@ -237,7 +250,7 @@ class PublishStream:
             return None
         head = self._queue[0]
         if head is self.open_batch:
-            if not self._options.linger_s and len(self._window):
+            if not self._linger_s and len(self._window):
                 return None
             if (left := head.ready_at - self._loop.time()) > 0:
                 self._linger = self._loop.call_later(left, self._wake.set)
@@ -267,14 +280,7 @@ class PublishStream:
                 return
             finally:
                 self._stream = None
-            await self._backoff.pause(self._failure)
-
-    def _ran(self, task: asyncio.Task[None]) -> None:
-        """Not foreseen: a mistake here, or in a callable that gives tokens. No caller may wait without
-        end."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("producer: %s failed", self.topic, exc_info=error)
-            self._end(ClientError(f"the producer of {self.topic} failed: {error!r}"))
+            await asyncio.sleep(self._backoff.delay(self._failure))
 
     async def _session(self) -> None:
         """One stream, from its opening to its end, which is always an error."""
@@ -350,7 +356,7 @@ class PublishStream:
         one's."""
         self._window.push(batch)
         try:
-            batch.encode(self._options.stamp, self._window.producer_id)
+            batch.encode(self._stamp, self._window.producer_id)
         except CallerError as error:
             self._window.drop_last()
             self._fail_batch(batch, Refused(str(error)))
@@ -358,7 +364,7 @@ class PublishStream:
         return True
 
     async def _send(self, stream: ClientStream, batch: ProducerBatch) -> None:
-        data = batch.encode(self._options.stamp, self._window.producer_id)
+        data = batch.encode(self._stamp, self._window.producer_id)
         batch.was_sent = True
         await stream.write(pb.PublishRequest(batch=bytes(data)))
 
@@ -391,7 +397,7 @@ class PublishStream:
             else:
                 self._fail_batch(batch, self._too_late())
             if self._stream is not None:
-                self._stream.cancel()  # the next one tells which sequences are taken
+                self._stream.call.cancel()  # the next one tells which sequences are taken
         while self._queue and self._queue[0].deadline <= now:
             batch = self._queue.popleft()
             if batch is self.open_batch:
@@ -428,6 +434,4 @@ class PublishStream:
         self._window.batches.clear()
         self._queue.clear()
         self.open_batch = None
-        if not self._opened.done():
-            self._opened.set_exception(error)
-            self._opened.exception()  # a caller that waits gets it; that none does is no mistake
+        self._fail_opening(error)

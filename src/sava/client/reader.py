@@ -11,11 +11,16 @@ import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Final, Self
 
-from sava.client.backoff import ReconnectBackoff
-from sava.client.connection import OPEN_TIMEOUT_S, Connection, Route, open_stream, watch_partitions
+from sava.client.connection import (
+    OPEN_TIMEOUT_S,
+    Connection,
+    ReconnectBackoff,
+    Route,
+    TopicSession,
+    open_stream,
+)
 from sava.client.errors import ClientError, Closed, Refused, Unavailable
 from sava.client.messages import (
     Batch,
@@ -28,7 +33,7 @@ from sava.client.messages import (
 from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.records import Message, RecordBatch
-from sava.tasks import cancelled, spawn
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +59,11 @@ class ReaderOptions:
             raise Refused(f'end {self.end!r}: "latest", an offset, a datetime or None')
 
 
-class Reader:
+class Reader(TopicSession):
     """Made by ``Client.reader``. Owned by one event loop."""
 
     def __init__(self, connection: Connection, topic: str, options: ReaderOptions) -> None:
-        self.topic = topic
-        self._connection = connection
+        super().__init__(connection, topic)
         self._options = options
         self._queue: asyncio.Queue[list[Batch]] = asyncio.Queue(QUEUED_RESPONSES)
         self._batches: Iterator[Batch] = iter(())
@@ -67,21 +71,6 @@ class Reader:
         self._streams: list[asyncio.Task[None]] = []
         self._running = 0
         self._error: SavaError | None = Closed(f"the reader of {topic} is not open")
-        self._watch: asyncio.Task[None] | None = None
-        self._is_closed = False
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def open(self) -> None:
         """Find the partitions and where to begin. Raises TopicUnknown, Refused, Unavailable."""
@@ -93,10 +82,7 @@ class Reader:
         for stream in streams:
             self._begin(stream)
         if found.partition_count and options.end is None:
-            self._watch = spawn(
-                watch_partitions(self._connection, self.topic, lambda: len(self._streams), self._add_new),
-                name=f"sava partitions of {self.topic}",
-            )
+            self._watch_partitions(self._streams, self._add_new)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -251,7 +237,7 @@ class _ReadStream:
                     self._healthy_at = loop.time()
                 if loop.time() - self._healthy_at > self._options.timeout:
                     raise
-                await self._backoff.pause(error)
+                await asyncio.sleep(self._backoff.delay(error))
 
     @property
     def _is_done(self) -> bool:

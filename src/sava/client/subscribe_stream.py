@@ -19,22 +19,15 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from sava.client.backoff import ReconnectBackoff
-from sava.client.connection import (
-    ClientStream,
-    Connection,
-    Route,
-    both,
-    open_stream,
-)
-from sava.client.errors import ClientError, Closed, Unavailable
-from sava.client.messages import Batch, Codec, Range
+from sava.client.connection import ClientStream, Connection, PartitionStream, both, open_stream
+from sava.client.errors import Closed, Refused, Unavailable
+from sava.client.messages import Batch, Codec, Range, Start, difference, position_of
 from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
-from sava.tasks import cancelled, is_done_within
+from sava.tasks import cancelled
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +38,34 @@ CONFIRM_EVERY_S: Final = 1.0
 """How often the client asks the broker whether acks are stored: this bounds what is kept to be sent again."""
 
 
+SubscriptionType = Literal["exclusive", "shared", "failover", "key_shared"]
+
+_TYPES: Final[dict[str, pb.SubscriptionType.ValueType]] = {
+    "exclusive": pb.SUBSCRIPTION_EXCLUSIVE,
+    "shared": pb.SUBSCRIPTION_SHARED,
+    "failover": pb.SUBSCRIPTION_FAILOVER,
+    "key_shared": pb.SUBSCRIPTION_KEY_SHARED,
+}
+
+
 @dataclass(frozen=True, slots=True)
-class ConsumerStreamOptions:
+class ConsumerOptions:
+    """As in ``Client.consumer``, where they are explained."""
+
     subscription: str
-    consumer: str
-    type: pb.SubscriptionType.ValueType
-    key_filters: tuple[str, ...]
-    credits: int
+    type: SubscriptionType
+    name: str
+    start: Start
+    key_filters: Sequence[str]
+    receive_queue: int
     codec: Codec | None
+
+    def __post_init__(self) -> None:
+        if self.type not in _TYPES:
+            raise Refused(f"subscription type {self.type!r}: one of {', '.join(_TYPES)}")
+        if not 0 < self.receive_queue <= 1_000_000:
+            raise Refused("receive_queue is 1 to 1000000 messages")
+        position_of(self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,30 +78,30 @@ class SubscribeHooks:
     end: Callable[[SavaError], None]
 
 
-class SubscribeStream:
+class SubscribeStream(PartitionStream):
     def __init__(
         self,
         connection: Connection,
         partition: pb.Partition,
-        start: pb.Position,
-        options: ConsumerStreamOptions,
+        options: ConsumerOptions,
         hooks: SubscribeHooks,
+        *,
+        start: pb.Position,
+        queue: int,
     ) -> None:
-        self.topic = partition.topic
-        self._connection = connection
-        self._route = Route(connection, partition.topic, partition.address)
+        """``queue``: the messages that may be on their way, as credits."""
+        super().__init__(connection, partition.topic, partition.address, "consumer")
+        self._credits = queue
         self._options = options
         self._hooks = hooks
         self._opening = pb.OpenConsumer(
             topic=partition.topic,
             subscription=options.subscription,
-            consumer_name=options.consumer,
-            type=options.type,
+            consumer_name=options.name,
+            type=_TYPES[options.type],
             key_filters=options.key_filters,
             start=start,
         )
-        self._loop = asyncio.get_running_loop()
-        self._backoff = ReconnectBackoff()
         self._acks = AckTracker()
         self._reliable = True
         self._resent: list[Range] = []
@@ -102,15 +115,6 @@ class SubscribeStream:
         self._confirmed_at = 0.0
         self._wants_receipt = False
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
-        self._failure: ClientError | None = None
-        self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._task = asyncio.create_task(self._run(), name=f"sava consumer of {self.topic}")
-        self._task.add_done_callback(self._ran)
-
-    async def opened(self, timeout: float) -> None:
-        """When the first stream is open. Raises what the broker refused, or Unavailable."""
-        if not await is_done_within(timeout, self._opened):
-            raise self._failure or Unavailable(f"{self.topic} was not opened within {timeout} s")
 
     # -- what the application answers ----------------------------------------------------
 
@@ -132,14 +136,13 @@ class SubscribeStream:
             self._timer = self._loop.call_later(ACK_LINGER_S, self._send_acks)
 
     def nack(self, ranges: Sequence[Range], delay_ms: int, reason: str) -> None:
-        flat = [offset for pair in ranges for offset in pair]
-        self._nacks.append(pb.Nacks(ranges=flat, delay_ms=delay_ms, reason=reason))
+        self._nacks.append(pb.Nacks(ranges=_flat(ranges), delay_ms=delay_ms, reason=reason))
         self._wake.set()
 
     def consumed(self, messages: int) -> None:
         """The application has taken these out of the queue."""
         self._consumed += messages
-        if self._consumed * 2 >= self._options.credits:
+        if self._consumed * 2 >= self._credits:
             self._wake.set()
 
     async def flush(self) -> None:
@@ -175,22 +178,13 @@ class SubscribeStream:
                 return
             finally:
                 self._hooks.drop(self)
-            await self._backoff.pause(self._failure)
-
-    def _ran(self, task: asyncio.Task[None]) -> None:
-        """Not foreseen: a mistake here, or in a callable that gives tokens. No caller may wait without
-        end."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("consumer: %s failed", self.topic, exc_info=error)
-            self._end(ClientError(f"the consumer of {self.topic} failed: {error!r}"))
+            await asyncio.sleep(self._backoff.delay(self._failure))
 
     def _end(self, error: SavaError) -> None:
         self._stop(error)
         if self._opened.done():
             self._hooks.end(error)
-        else:
-            self._opened.set_exception(error)
-            self._opened.exception()  # a caller that waits gets it; that none does is no mistake
+        self._fail_opening(error)
 
     async def _session(self) -> None:
         """One stream, from its opening to its end, which is always an error."""
@@ -205,7 +199,7 @@ class SubscribeStream:
                 self._wants_receipt = True
                 # Deliveries that were on their way may pass the first receipt; none passes the one after it.
                 self._resent_until = await self._write_acks(stream)
-            await stream.write(pb.SubscribeRequest(credits=self._options.credits))
+            await stream.write(pb.SubscribeRequest(credits=self._credits))
             if not self._opened.done():
                 self._opened.set_result(None)
             self._wake.set()
@@ -241,7 +235,7 @@ class SubscribeStream:
         unseen = batch.without(self._resent)
         if unseen is not batch:
             kept = [] if unseen is None else list(unseen.ranges)
-            self.ack_ranges(_difference(batch.ranges, kept))
+            self.ack_ranges(difference(batch.ranges, kept))
             self.consumed(len(batch) - (0 if unseen is None else len(unseen)))
         return unseen
 
@@ -260,7 +254,7 @@ class SubscribeStream:
             self._wake.clear()
             while self._nacks:
                 await stream.write(pb.SubscribeRequest(nacks=self._nacks.popleft()))
-            if self._consumed * 2 >= self._options.credits:
+            if self._consumed * 2 >= self._credits:
                 granted, self._consumed = self._consumed, 0
                 await stream.write(pb.SubscribeRequest(credits=granted))
             if self._acks_due:
@@ -293,21 +287,6 @@ class SubscribeStream:
             if not future.done():
                 future.set_exception(error)
         self._flushes = []
-
-
-def _difference(ranges: Sequence[Range], kept: Sequence[Range]) -> list[Range]:
-    """What of ``ranges`` is not in ``kept``, which is a part of it."""
-    left: list[Range] = []
-    for start, end in ranges:
-        for kept_start, kept_end in kept:
-            if kept_end <= start or kept_start >= end:
-                continue
-            if kept_start > start:
-                left.append((start, kept_start))
-            start = kept_end
-        if start < end:
-            left.append((start, end))
-    return left
 
 
 # -- acks --------------------------------------------------------------------

@@ -2,12 +2,10 @@
 what to do about it.
 
 ================  =====================================================================================
-``observation``   everything that is looked at, gathered at one time, and what moves at two
+``observation``   everything that is looked at, gathered at one time, and what moves at two; findings
 ``brokers``       judgements about brokers: addresses, leader, terms, clocks, versions, disks, metrics,
-clients
+                  clients; the visit: look, judge, report
 ``contents``      judgements about what they keep and do: store, topics, subscriptions, ledgers, pipelines
-``findings``      what is said: how bad, about what, why, and the way out
-``visit``         these together: look, judge, report
 ================  =====================================================================================
 
 Gathering judges nothing, and judging asks no broker: a judgement is a function from an observation to

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sava.cluster.pipelines import PipelineState
-from sava.doctor.findings import ORDER, Finding, Level, error, note, warning
-from sava.doctor.observation import MAX_TOPICS, Observation
+from sava.doctor.observation import MAX_TOPICS, ORDER, Finding, Level, Observation, error, note, warning
 from sava.ledger.protocol import Fragment, StorageId
 from sava.ledger.protocol.record import recovery_quorum, suffices
 from sava.proto import ledgers_pb2, pipelines_pb2, topics_admin_pb2

@@ -1,5 +1,6 @@
-"""Everything that is looked at. Nothing here judges, and nothing raises because of what it finds: a broker
-that does not answer is the very thing that is looked for."""
+"""Everything that is looked at, and the form of what is found. Nothing here judges, and nothing raises
+because of what it finds: a broker that does not answer is the very thing that is looked for.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,6 +34,48 @@ from sava.proto import (
     topics_admin_pb2,
 )
 from sava.proto.replica_pb2_grpc import ReplicaStub
+
+
+class Level(StrEnum):
+    OK = "ok"
+    NOTE = "note"
+    """Worth knowing, and nothing to do."""
+    WARNING = "warning"
+    """Works, and will not for long, or not as it should."""
+    ERROR = "error"
+    """Something does not work."""
+
+    @property
+    def is_trouble(self) -> bool:
+        return self in (Level.WARNING, Level.ERROR)
+
+
+ORDER: Final = (Level.ERROR, Level.WARNING, Level.NOTE, Level.OK)
+"""The worst first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    level: Level
+    check: str
+    subject: str
+    """What it is about: a broker, a topic, an address."""
+    text: str
+    remedy: str = ""
+    """What to do; empty if there is nothing to do."""
+
+
+def error(check: str, subject: str, text: str, remedy: str) -> Finding:
+    return Finding(Level.ERROR, check, subject, text, remedy)
+
+
+def warning(check: str, subject: str, text: str, remedy: str) -> Finding:
+    return Finding(Level.WARNING, check, subject, text, remedy)
+
+
+def note(check: str, subject: str, text: str, remedy: str = "") -> Finding:
+    return Finding(Level.NOTE, check, subject, text, remedy)
+
 
 CALL_S: Final = 5.0
 PROBE_S: Final = 20.0

@@ -2,12 +2,9 @@
 take, and whether messages were lost, duplicated or reordered.
 
 ==============  =====================================================================================
-``payload``     the header by which a load recognizes its messages: run, producer, sequence, time
-``tally``       the messages that came, against those that were sent; the order of keys
+``tally``       the messages that came, against those that were sent, by the header of each
 ``figures``     histogram, meters and the outcome of a run
-``producing``   producers, as fast as they can or at a rate
-``consuming``   consumers of one subscription
-``metadata``    calls to the metadata store
-``runs``        these together, as ``sava bench`` runs them
+``traffic``     producers, as fast as they can or at a rate; consumers of one subscription
+``runs``        these together and calls to the metadata store, as ``sava bench`` runs them
 ==============  =====================================================================================
 """

@@ -9,80 +9,215 @@ one: gRPC does not survive a fork, and the client raises an error instead of wai
 
 The client waits for brokers that are down, topics that move and leader elections, up to the timeout of its
 ``ClusterAccess``. What a broker refuses is raised at once. Errors are those of ``sava.client.errors``.
+
+**Per process** (``PerProcess``): one instance per process and key, made when first needed; ``Objects`` is an
+object store of that kind. Spark forks its workers from a process that may have made some. An object with
+threads does not survive a fork, so a child makes its own. The parent's instances stay referenced in the
+child: releasing them would close their channels, which waits for threads that do not exist there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import secrets
+import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from sava.client.connection import OPEN_TIMEOUT_S, Connection, Tls
 from sava.client.errors import ClientError, Closed, Refused, Timeout
 from sava.client.loop_thread import LoopThread
 from sava.client.messages import Batch
-from sava.client.producer import Producer, ProducerOptions
+from sava.client.producer import Producer
+from sava.client.publish_stream import ProducerOptions
 from sava.client.reader import Reader, ReaderOptions
-from sava.pipeline import several
-from sava.pipeline.calls import SIDE_BY_SIDE, ClusterCalls
-from sava.pipeline.per_process import PerProcess
-from sava.pipeline.tails import EndWatcher, PartitionExtent
-from sava.proto import danube_schema_pb2, replica_pb2, replica_pb2_grpc, streams_pb2, writers_pb2
+from sava.pipeline.calls import SIDE_BY_SIDE, ClusterCalls, EndWatcher, PartitionExtent, parts_of, read_tails
+from sava.proto import (
+    danube_schema_pb2,
+    danube_schema_pb2_grpc,
+    replica_pb2,
+    replica_pb2_grpc,
+    streams_pb2,
+    writers_pb2,
+    writers_pb2_grpc,
+)
 from sava.records import MAX_BATCH_BYTES, MAX_COUNT, RecordBatch
+from sava.storage.objectstore import ObjectStore
 from sava.tasks import cancelled
 
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T", bound=Closable)
+
+
+class PerProcess(Generic[K, T]):
+    """Instances by key. Any thread may call. Those that exist when the process ends are closed."""
+
+    def __init__(self, make: Callable[[K], T]) -> None:
+        self._make = make
+        self._guard = threading.Lock()
+        self._held: dict[tuple[int, K], T] = {}
+        os.register_at_fork(after_in_child=self._forked)
+        _kinds.append(self)
+
+    def of(self, key: K) -> T:
+        with self._guard:
+            held = self._held.get((os.getpid(), key))
+            if held is None:
+                held = self._held[os.getpid(), key] = self._make(key)
+            return held
+
+    def forget(self, key: K) -> None:
+        """The next call of ``of`` makes a new instance."""
+        with self._guard:
+            self._held.pop((os.getpid(), key), None)
+
+    def _forked(self) -> None:
+        self._guard = threading.Lock()  # a thread of the parent may have held it
+
+    def close_all(self) -> None:
+        for (process, _), held in list(self._held.items()):
+            if process == os.getpid():
+                held.close()
+
+
+_kinds: Final[list[PerProcess[Any, Any]]] = []
+
+
+def close_all() -> None:
+    """Close every instance of this process, of any kind."""
+    for kind in _kinds:
+        kind.close_all()
+
+
+atexit.register(close_all)
+
+
+class Objects:
+    """An object store for blocking code, over an event loop in a thread."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._loop = LoopThread("sava objects")
+        self._store = ObjectStore.open(url)
+
+    @staticmethod
+    def of(url: str) -> Objects:
+        """The store of this process. Credentials and endpoint come from the environment, as for a broker.
+        Raises UnsupportedStore."""
+        return _stores.of(url)
+
+    def close(self) -> None:
+        _stores.forget(self._url)
+        self._loop.close()
+
+    def get_range(self, key: str, start: int, end: int) -> bytes:
+        """Raises ObjectMissing, ObjectTruncated, ObjectStoreUnavailable."""
+        return self._loop.run(self._store.get_ranges(key, [(start, end)]))[0]
+
+    def start_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Future[list[bytes]]:
+        """Start to fetch the ranges and return at once."""
+        return self._loop.begin(self._store.get_ranges(key, ranges))
+
+    def start_put(self, key: str, parts: Sequence[bytes]) -> Future[None]:
+        """Start to put a new object and return at once. Raises ObjectExists, ObjectStoreUnavailable."""
+        return self._loop.begin(self._store.put_new(key, parts))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; missing ones are no error. Raises ObjectStoreUnavailable."""
+        self._loop.run(self._store.delete(keys))
+
+
+_stores: Final = PerProcess[str, Objects](Objects)
+
+
+AHEAD: Final = 4
+"""Batches of a partition that wait: the task that makes them is not held back by a short pause."""
+COMMIT_S: Final = 600.0
+"""A broker answers a commit when every part of it is published, which can take that long."""
 UNDER_WAY: Final = 24
 """Batches without a receipt. They fill a broker's window, and some wait for its next free place."""
 
 
-class BatchPublisher:
-    """A producer of encoded batches into one partition, several in flight. Its name is new each time: a
-    repeated task publishes everything again. One event loop owns it."""
+class PartitionPublisher:
+    """A producer of encoded batches into one partition, several in flight, for one thread. Its name is new
+    each time: a repeated task publishes everything again."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
+    def __init__(self, loop: LoopThread, connection: Connection, name: str) -> None:
         options = ProducerOptions(
             name=f"spark-{secrets.token_hex(8)}",
             is_name_generated=True,
             reliable=None,
-            partitions=None,
-            exclusive=False,
             linger_ms=0,
             max_batch_messages=MAX_COUNT,
             max_batch_bytes=MAX_BATCH_BYTES,
             max_pending=UNDER_WAY * MAX_COUNT,
-            compression=None,
-            schema=None,
-            codec=None,
             timeout=connection.timeout,
         )
-        self._producer = Producer(connection, name, options)
-        self._is_open = False
+        self._loop = loop
+        self._make = partial(Producer, connection, name, options)
+        self._producer: Producer | None = None
+        self._turn = asyncio.Lock()
+        self._ahead: deque[Future[None]] = deque()
+        """Batches that wait for the producer to open, or for room."""
         self._under_way: deque[asyncio.Future[int]] = deque()
+        self._failure: Exception | None = None
 
-    async def put(self, batch: RecordBatch) -> None:
-        """Send a batch and return when the next may follow. Raises the error of an earlier batch."""
-        if not self._is_open:
-            await self._producer.open()
-            self._is_open = True
-        while self._under_way and (len(self._under_way) >= UNDER_WAY or self._under_way[0].done()):
-            await self._under_way.popleft()
-        self._under_way.append(await self._producer.send_batch(batch))
+    def put(self, batch: RecordBatch) -> None:
+        """Send a batch, and return when the next may follow. Raises the error of an earlier batch."""
+        self._ahead.append(self._loop.begin(self._put(batch)))
+        while len(self._ahead) > AHEAD or self._ahead[0].done():
+            self._ahead.popleft().result()
+            if not self._ahead:
+                return
 
-    async def settle(self) -> None:
-        """Wait until every batch is durable."""
+    def settle(self) -> None:
+        """Return when every batch is durable. Raises the first error."""
+        while self._ahead:
+            self._ahead.popleft().result()
+        self._loop.run(self._settle())
+
+    def close(self) -> None:
+        """What is not durable yet may be published or not."""
+        for future in self._ahead:
+            future.cancel()
+        self._loop.run(self._close())
+
+    async def _put(self, batch: RecordBatch) -> None:
+        async with self._turn:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                if self._producer is None:
+                    self._producer = self._make()
+                    await self._producer.open()
+                while self._under_way and (len(self._under_way) >= UNDER_WAY or self._under_way[0].done()):
+                    await self._under_way.popleft()
+                self._under_way.append(await self._producer.send_batch(batch))
+            except Exception as error:
+                self._failure = error
+                raise
+
+    async def _settle(self) -> None:
         while self._under_way:
             await self._under_way.popleft()
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         for future in self._under_way:
             future.cancel()
         self._under_way.clear()
-        if self._is_open:
+        if self._producer is not None:
             await self._producer.close(timeout=0)
 
 
@@ -101,6 +236,18 @@ class ClusterAccess:
     key: str = ""
     timeout_s: float = 60.0
     """A call fails after this time without an answer from any broker."""
+
+    @classmethod
+    def by_files(cls, service: str, tls: Tls | None, *, timeout_s: float = 60.0) -> ClusterAccess:
+        """With the client's certificates in place of a token."""
+        files = (tls.ca, tls.cert, tls.key) if tls is not None else (None, None, None)
+        ca, cert, key = ("" if file is None else str(file) for file in files)
+        return cls(service, "", ca, cert, key, timeout_s)
+
+    def options(self) -> dict[str, str]:
+        """As options of format("sava"), those that are set."""
+        names = {"service": "service", "token": "token", "ca": "tlsCa", "cert": "tlsCert", "key": "tlsKey"}
+        return {option: value for name, option in names.items() if (value := getattr(self, name))}
 
     def connection(self) -> Connection:
         """Raises Refused for an invalid address or an unreadable file."""
@@ -191,7 +338,10 @@ class ClusterClient:
     def schema_of(self, schema_id: int, version: int | None) -> danube_schema_pb2.GetSchemaResponse:
         """The schema with the id that messages carry; None is the latest version."""
         request = danube_schema_pb2.GetSchemaRequest(schema_id=schema_id, version=version)
-        return self._loop.run(self._calls.schema_of(request))
+        response: danube_schema_pb2.GetSchemaResponse = self._ask(
+            "GetSchema", request, service=danube_schema_pb2_grpc.SchemaRegistryStub
+        )
+        return response
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -258,10 +408,10 @@ class ClusterClient:
         groups = self._loop.run(self._calls.by_owner(tails, timeout=timeout_s))
         readings = [
             self._loop.begin(
-                several.read(self._calls, target, {name: tails[name] for name in part}, timeout_s, max_bytes)
+                read_tails(self._calls, target, {name: tails[name] for name in part}, timeout_s, max_bytes)
             )
             for target, names in groups.items()
-            for part in several.parts(names)
+            for part in parts_of(names)
         ]
         for reading in as_completed(readings):
             yield reading.result()
@@ -329,31 +479,40 @@ class ClusterClient:
     # -- writing ---------------------------------------------------------------------------
 
     def staging(self, writer: str) -> writers_pb2.StagingResponse:
-        return self._loop.run(self._calls.staging(writers_pb2.StagingRequest(writer=writer)))
+        request = writers_pb2.StagingRequest(writer=writer)
+        response: writers_pb2.StagingResponse = self._ask(
+            "Staging", request, service=writers_pb2_grpc.WritersStub
+        )
+        return response
 
     def commit(self, request: writers_pb2.CommitRequest) -> writers_pb2.CommitResponse:
-        """Return when the batch is published. Raises Refused, also when another run has replaced this one."""
-        return self._loop.run(self._calls.commit(request))
+        """Return when the batch is published: a commit is idempotent. Raises Refused, also when another run
+        has replaced this one."""
+        response: writers_pb2.CommitResponse = self._ask(
+            "Commit", request, service=writers_pb2_grpc.WritersStub, timeout=COMMIT_S, attempt=COMMIT_S
+        )
+        return response
 
     def publish(self, name: str, batches: Iterator[RecordBatch]) -> int:
         """Publish batches (without offsets and producer) to a partition, several in flight, and return the
         number of messages. Each is published once unless the process dies; the at-least-once sink then
         repeats its task from the beginning."""
-        publishing = BatchPublisher(self._connection, name)
         count = 0
-        try:
+        with closing(self.publisher(name)) as publisher:
             for batch in batches:
-                self._loop.run(publishing.put(batch))
+                publisher.put(batch)
                 count += len(batch)
-            self._loop.run(publishing.settle())
-        finally:
-            self._loop.run(publishing.close())
+            publisher.settle()
         return count
+
+    def publisher(self, name: str) -> PartitionPublisher:
+        """For the batches of a partition, to be closed by its owner."""
+        return PartitionPublisher(self._loop, self._connection, name)
 
     # -- asking ----------------------------------------------------------------------------
 
-    def _ask(self, method: str, request: Any) -> Any:
-        return self._loop.run(self._calls.ask(method, request))
+    def _ask(self, method: str, request: Any, **how: Any) -> Any:
+        return self._loop.run(self._calls.ask(method, request, **how))
 
     def _ask_owner(self, name: str, method: str, request: Any) -> Any:
         return self._loop.run(self._calls.owner(name).ask(method, request))

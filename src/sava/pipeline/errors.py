@@ -37,7 +37,7 @@ class TopicReplaced(CallerError):
 
 
 class SourceRefused(CallerError):
-    """The query cannot start."""
+    """The query cannot start: a topic does not fit, or messages do not have the columns that it asks for."""
 
 
 DELETED = "they were deleted before they were read (retention)"

@@ -74,12 +74,8 @@ _FLAGS: Final = frozenset(("--help", "-h", "--supervise", "--usage-error", "--ve
 """The options of spark-submit without a value."""
 
 
-class JavaMissing(HostError):
-    """No Java is installed that is new enough for Spark."""
-
-
 class SparkMissing(HostError):
-    """The package pyspark is not installed."""
+    """The package pyspark is not installed, or no Java that is new enough for Spark."""
 
 
 class ValueMissing(CallerError):
@@ -107,7 +103,7 @@ class Program:
 def program(
     name: str, arguments: Sequence[str], environment: Mapping[str, str], service: str = ""
 ) -> Program:
-    """``name``: pyspark or spark-submit. Raises JavaMissing, SparkMissing."""
+    """``name``: pyspark or spark-submit. Raises SparkMissing."""
     home = spark_home()
     given = _Arguments(arguments)
     settings = dict(environment)
@@ -171,7 +167,7 @@ class _Arguments:
 
 def find_java(environment: Mapping[str, str], usual: Iterable[str] = USUAL_PLACES) -> Java:
     """JAVA_HOME, else the java of PATH, else the oldest sufficient version in the usual places: Spark is
-    tested with those. Raises JavaMissing."""
+    tested with those. Raises SparkMissing."""
     too_old: list[Java] = []
     for home in _configured(environment):
         java = Java(home, _version(home))
@@ -183,7 +179,7 @@ def find_java(environment: Mapping[str, str], usual: Iterable[str] = USUAL_PLACE
         if java.version >= OLDEST_JAVA:
             return java
     seen = "".join(f"; {java.home} is version {java.version or 'unknown'}" for java in (*too_old, *found))
-    raise JavaMissing(
+    raise SparkMissing(
         f"Spark needs Java {OLDEST_JAVA} or newer{seen}; install one (Debian: apt-get install "
         "default-jre-headless, macOS: brew install openjdk) or set JAVA_HOME"
     )
@@ -235,7 +231,7 @@ def open_session(
     name: str, master: str, *, conf: Mapping[str, str] | None = None, python_path: Sequence[Path] = ()
 ) -> SparkSession:
     """``conf`` overrides the settings below. Workers also find modules in ``python_path``.
-    Raises JavaMissing, SparkMissing, JavaGone, SparkRefused."""
+    Raises SparkMissing, JavaGone, SparkRefused."""
     _prepare(master, python_path)
     from pyspark.sql import SparkSession
 

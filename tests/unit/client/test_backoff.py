@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sava.client.backoff import FIRST_S, LONGEST_S, ReconnectBackoff
+from sava.client.connection import FIRST_DELAY_S as FIRST_S
+from sava.client.connection import LONGEST_DELAY_S as LONGEST_S
+from sava.client.connection import ReconnectBackoff
 from sava.client.errors import Unavailable
 
 

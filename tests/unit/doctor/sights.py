@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sava.doctor.findings import Finding, Level
-from sava.doctor.observation import BrokerSeen, Contact, Greeting, Observation
-from sava.doctor.visit import judged
+from sava.doctor.brokers import judged
+from sava.doctor.observation import BrokerSeen, Contact, Finding, Greeting, Level, Observation
 from sava.proto import admin_pb2, brokers_pb2, doctor_pb2
 
 

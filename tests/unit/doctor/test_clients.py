@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sava.doctor.findings import Level
-from sava.doctor.observation import Greeting
+from sava.doctor.observation import Greeting, Level
 from tests.unit.doctor.sights import broker, cluster, only, troubles
 
 OURS = Greeting(cluster_id="c", cluster_name="example")

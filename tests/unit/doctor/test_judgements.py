@@ -7,9 +7,8 @@ import time
 import pytest
 from obstore.store import MemoryStore
 
-from sava.doctor.findings import Level
-from sava.doctor.observation import BrokerSeen, Contact, Observation
-from sava.doctor.visit import judged
+from sava.doctor.brokers import judged
+from sava.doctor.observation import BrokerSeen, Contact, Level, Observation
 from sava.proto import admin_pb2, brokers_pb2, doctor_pb2, ledgers_pb2, topics_admin_pb2
 from sava.storage.objectstore import PROBES_PREFIX, ObjectStore, probe
 from tests.unit.doctor.sights import broker, cluster, only, troubles

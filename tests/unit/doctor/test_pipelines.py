@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sava.doctor.findings import Level
-from sava.doctor.observation import Observation
+from sava.doctor.observation import Level, Observation
 from sava.proto import pipelines_pb2, replication_pb2
 from tests.unit.doctor.sights import cluster, only, troubles
 

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 
-from sava.load.producing import NANOSECONDS, LoadPace, Production
+from sava.load.traffic import NANOSECONDS, LoadPace, Production
 
 
 async def test_messages_are_due_at_even_distances_whenever_they_are_asked_for() -> None:

@@ -11,8 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sava.load.payload import HEADER_BYTES, MAX_KEYS, LoadSource, Maker, PayloadKind, arrivals
-from sava.load.tally import MAX_PAGES, PAGE, Count, DeliveryTally, KeyOrder, Owed
+from sava.load.tally import (
+    HEADER_BYTES,
+    MAX_KEYS,
+    MAX_PAGES,
+    PAGE,
+    Count,
+    DeliveryTally,
+    KeyOrder,
+    LoadSource,
+    Maker,
+    Owed,
+    PayloadKind,
+    arrivals,
+)
 
 RUN = 7
 SOURCE = LoadSource(RUN, 0, 0)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sava.cli.main import tree
 from sava.pipeline import launch
-from sava.pipeline.launch import JavaMissing, Program, SparkMissing, ValueMissing, find_java, program
+from sava.pipeline.launch import Program, SparkMissing, ValueMissing, find_java, program
 
 
 def java(home: Path, version: str) -> Path:
@@ -44,7 +44,7 @@ def test_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
 
 def test_without_java_one_line_says_what_to_do(tmp_path: Path) -> None:
     java(tmp_path / "set", "11.0.2")
-    with pytest.raises(JavaMissing) as error:
+    with pytest.raises(SparkMissing) as error:
         find_java({"JAVA_HOME": str(tmp_path / "set"), "PATH": ""}, ())
     text = str(error.value)
     assert "\n" not in text

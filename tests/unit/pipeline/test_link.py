@@ -17,7 +17,7 @@ from grpc import aio
 
 from sava.client import ClientError, Closed, OutcomeUnknown, Refused, TopicUnknown, Unavailable
 from sava.client.loop_thread import LoopThread
-from sava.pipeline import tails
+from sava.pipeline import calls as tails
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, OffsetGone, PartitionExtent
 from sava.proto import writers_pb2, writers_pb2_grpc
 from sava.records import RecordBatch

@@ -11,9 +11,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, OffsetGone
-from sava.pipeline.errors import DataLost
+from sava.pipeline.errors import DataLost, SourceRefused
 from sava.pipeline.options import TopicPartition
-from sava.pipeline.source.columns import COLUMNS, Choice, ColumnsRefused, check_schema
+from sava.pipeline.source.columns import COLUMNS, Choice, check_schema
 from sava.pipeline.source.planning import Piece, ReadTask
 from sava.pipeline.source.reading import TaskReader
 from sava.records import Message, Origin, RecordBatch
@@ -155,7 +155,7 @@ def test_only_wanted_columns_in_the_wanted_order(owned: Callable[[Owner], Owner]
 
 def test_a_schema_is_checked() -> None:
     check_schema(StructType([COLUMNS["key"], COLUMNS["offset"]]), decode=False)
-    with pytest.raises(ColumnsRefused, match=r"no column value.*decode=true"):
+    with pytest.raises(SourceRefused, match=r"no column value.*decode=true"):
         check_schema(StructType().add("value", "string"), decode=False)
-    with pytest.raises(ColumnsRefused, match="column offset is bigint, and int was asked for"):
+    with pytest.raises(SourceRefused, match="column offset is bigint, and int was asked for"):
         check_schema(StructType().add("offset", "integer"), decode=False)

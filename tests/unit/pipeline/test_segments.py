@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sava.pipeline.per_process import Objects
+from sava.pipeline.cluster import Objects
 from sava.pipeline.source.columns import Bounds
 from sava.pipeline.source.reading import MappedFile, SegmentSource, StoredObject, open_source, read_segment
 from sava.records import STORED_COLUMNS, Message, Origin, RecordBatch

@@ -14,9 +14,8 @@ from grpc import aio
 from sava.client.connection import Connection
 from sava.client.errors import Unavailable
 from sava.client.loop_thread import LoopThread
-from sava.pipeline import several
-from sava.pipeline.calls import ClusterCalls
-from sava.pipeline.replicate.chains import Chain, Owners, Stretch
+from sava.pipeline.calls import ClusterCalls, read_tails
+from sava.pipeline.replicate.target import Chain, Owners, Stretch
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from tests.support.network import LostAnswers
@@ -65,12 +64,12 @@ async def test_a_read_of_several_partitions_leaves_a_silent_broker(
     """The broker has taken the call when its network is cut. The client's second connection gets no answer
     either, and the read ends with that, long before gRPC's keepalive or the deadline."""
     servicer, proxy = replica
-    caplog.set_level(logging.INFO, "sava.pipeline.several")
+    caplog.set_level(logging.INFO, "sava.pipeline.calls")
     connection = connection_to(proxy)
     calls = ClusterCalls(connection)
     calls.owner(TOPIC).answered(proxy.address)
     reading = asyncio.create_task(
-        several.read(calls, proxy.address, {TOPIC: (0, 1)}, timeout=PATIENCE_S, max_bytes=1000)
+        read_tails(calls, proxy.address, {TOPIC: (0, 1)}, timeout=PATIENCE_S, max_bytes=1000)
     )
     async with asyncio.timeout(PATIENCE_S):
         await servicer.asked.wait()

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from sava.pipeline.errors import WriteRefused
-from sava.pipeline.sink.delivery import TaskStage
-from sava.pipeline.sink.routing import Batcher
+from sava.pipeline.sink.routing import Batcher, TaskStage
 from sava.proto import writers_pb2 as pb
 from sava.records import Compression, RecordBatch, iter_batches
 

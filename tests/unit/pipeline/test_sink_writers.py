@@ -13,18 +13,28 @@ import pyarrow as pa
 import pytest
 
 from sava.client.errors import OutcomeUnknown, Refused, TopicUnknown, Unavailable
-from sava.pipeline.cluster import ClusterClient, TopicPartitions
+from sava.pipeline.cluster import ClusterClient, Objects, PartitionPublisher, TopicPartitions
 from sava.pipeline.options import SinkOptions
-from sava.pipeline.per_process import Objects
 from sava.pipeline.sink import BatchWriter, StreamWriter, WriteRefused
 from sava.pipeline.sink import writers as module
-from sava.pipeline.sink.delivery import TaskStage
-from sava.pipeline.sink.routing import Batcher
+from sava.pipeline.sink.routing import Batcher, TaskStage
 from sava.pipeline.sink.writers import SparkTask, TaskOutput
 from sava.proto import writers_pb2 as pb
 from sava.records import RecordBatch
 
 TOPIC = "/default/orders"
+
+
+class Publisher(PartitionPublisher):
+    def __init__(self, published: list[bytes]) -> None:
+        self.published = published
+
+    def put(self, batch: RecordBatch) -> None:
+        self.published += batch.payloads()
+
+    def settle(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Cluster:
@@ -55,10 +65,8 @@ class Cluster:
             raise self.error
         return self.answer
 
-    def publish(self, name: str, batches: Iterator[RecordBatch]) -> int:
-        for batch in batches:
-            self.published[name] += batch.payloads()
-        return len(self.published[name])
+    def publisher(self, name: str) -> Publisher:
+        return Publisher(self.published[name])
 
     @property
     def staged(self) -> set[str]:

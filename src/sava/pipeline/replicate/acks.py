@@ -32,17 +32,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from sava.client.errors import ClientError
-from sava.pipeline.replicate.work import LinkEnds
+from sava.client.subscribe_stream import coalesced
+from sava.pipeline.replicate.target import LinkEnds
 from sava.proto import replica_pb2 as pb
 from sava.storage.source_positions import is_replication_slot, replication_slot
+from sava.tasks import Backoff
 
 log = logging.getLogger(__name__)
 
 EVERY_S: Final = 1.0
-TIMEOUT_S: Final = 5.0
 AGAIN_S: Final = 60.0
 """Without changes everything is sent again after this time: the cursor may have been removed and made
 again."""
@@ -50,19 +51,15 @@ MISSING: Final = "subscription_unknown"
 """The leader has not made the cursor yet, or has removed it."""
 
 
-class Advances(Protocol):
-    """``pipeline.cluster.ClusterClient``."""
-
-    def advance_all(
-        self, subscription: str, offsets: Mapping[str, int], *, timeout_s: float
-    ) -> dict[str, ClientError]: ...
+Advance = Callable[[str, Mapping[str, int]], dict[str, ClientError]]
 
 
 class SlotUpdater:
     """Moves the link's cursor. Any thread may call; its own thread sends, until ``close``."""
 
-    def __init__(self, link: Advances, remote: str, *, every_s: float = EVERY_S) -> None:
-        self._link = link
+    def __init__(self, advance: Advance, remote: str, *, every_s: float = EVERY_S) -> None:
+        """``advance``: ``ClusterClient.advance_all``."""
+        self._advance = advance
         self._remote = remote
         self._every_s = every_s
         self._guard = threading.Lock()
@@ -140,7 +137,7 @@ class SlotUpdater:
         if not due:
             return True
         try:
-            failed = self._link.advance_all(replication_slot(self._remote), due, timeout_s=TIMEOUT_S)
+            failed = self._advance(replication_slot(self._remote), due)
         except ClientError as error:  # the link is closed
             failed = dict.fromkeys(due, error)
         with self._guard:
@@ -165,7 +162,6 @@ class SlotUpdater:
 AT_A_TIME: Final = 8
 BUDGET_S: Final = 5.0
 """After this time no other partition starts; those that waited come first in the next call."""
-READ_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 IDLE_S: Final = 3.0
@@ -174,18 +170,6 @@ EVERYTHING: Final = (0, 1 << 62)
 
 Range = tuple[int, int]
 Origin = tuple[str, str]
-
-
-class Reads(Protocol):
-    """``pipeline.cluster.ClusterClient``."""
-
-    def read_acks(self, request: pb.ReadAcksRequest, *, timeout_s: float) -> pb.ReadAcksResponse: ...
-
-
-class Applies(Protocol):
-    """``Target``."""
-
-    def apply_acks(self, request: pb.ApplyAcksRequest) -> pb.ApplyAcksResponse: ...
 
 
 class SubscriptionName(NamedTuple):
@@ -204,9 +188,10 @@ class _State:
     """The offset up to which the target reports to know everything."""
     left: dict[Origin, list[Range]] = field(default_factory=dict)
     due: float = 0.0
-    pause: float = 0.0
+    failed_again: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, jitter=0))
+    idle_s: float = 0.0
     left_due: float = 0.0
-    left_pause: float = FIRST_PAUSE_S
+    left_again: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, jitter=0))
     reason: str = ""
 
 
@@ -215,27 +200,24 @@ class AckSync:
 
     def __init__(
         self,
-        source: Reads,
-        target: Applies,
+        read: Callable[[pb.ReadAcksRequest], pb.ReadAcksResponse],
+        apply: Callable[[pb.ApplyAcksRequest], pb.ApplyAcksResponse],
         ends: LinkEnds,
         cursors: SlotUpdater | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``cursors`` is the slot of the same link; it holds messages whose acks were not sent."""
-        self._source = source
-        self._target = target
+        """``read`` and ``apply``: ``read_acks`` of the source's client, ``apply_acks`` of the target's.
+        ``cursors`` is the slot of the same link; it holds messages whose acks were not sent."""
+        self._read = read
+        self._apply_acks = apply
         self._ends = ends
         self._cursors = cursors
         self._clock = clock
         self._states: dict[SubscriptionName, _State] = {}
-        self._pool = ThreadPoolExecutor(AT_A_TIME, "acks")
+        self.pool = ThreadPoolExecutor(AT_A_TIME, "acks")
         self.sent = 0
         """The number of calls with acks."""
-
-    def close(self) -> None:
-        """Wait for running calls."""
-        self._pool.shutdown()
 
     @property
     def failures(self) -> dict[SubscriptionName, str]:
@@ -259,7 +241,7 @@ class AckSync:
             self._hold(name, 0)
         now = self._clock()
         due = sorted((state.due, name) for name, state in self._states.items() if state.due <= now)
-        for work in [self._pool.submit(self._bring, name, now + BUDGET_S) for _, name in due]:
+        for work in [self.pool.submit(self._bring, name, now + BUDGET_S) for _, name in due]:
             work.result()
 
     def _bring(self, name: SubscriptionName, deadline: float) -> None:
@@ -268,8 +250,7 @@ class AckSync:
             while self._clock() < deadline and self._step(name, state):
                 pass
         except ClientError as error:
-            state.pause = min(max(2 * state.pause, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-            state.due = self._clock() + state.pause
+            state.due = self._clock() + state.failed_again.next()
             if str(error) != state.reason:
                 state.reason = str(error)
                 log.warning(
@@ -281,6 +262,7 @@ class AckSync:
                 )
         else:
             state.reason = ""
+            state.failed_again.reset()
 
     def _step(self, name: SubscriptionName, state: _State) -> bool:
         """Send the news once. Returns whether there may be more."""
@@ -288,7 +270,7 @@ class AckSync:
         request = pb.ReadAcksRequest(
             topic=name.partition, subscription=name.subscription, known=chain.from_iterable(known)
         )
-        found = self._source.read_acks(request, timeout_s=READ_S)
+        found = self._read(request)
         if not found.exists or found.topic_id != name.topic_id:
             self._states[name] = _State(due=self._clock() + IDLE_S)
             self._hold(name, None)  # the subscription has no acks
@@ -317,7 +299,7 @@ class AckSync:
         state.known = joined((*state.known, *_pairs(found.covered)))
         self._keep_left(state, applied)
         self._said(name, state)
-        state.pause = state.due = 0.0
+        state.idle_s = state.due = 0.0
         return found.more
 
     def _apply(
@@ -331,7 +313,7 @@ class AckSync:
         known = joined((*(state.known or ()), *_pairs(found.covered)))
         if acks:
             self.sent += 1
-        return self._target.apply_acks(
+        return self._apply_acks(
             pb.ApplyAcksRequest(
                 topic=name.partition,
                 subscription=name.subscription,
@@ -351,14 +333,14 @@ class AckSync:
             (each.cluster_name, each.topic): joined(((0, each.cursor), *_pairs(each.ranges)))
             for each in applied.left
         }
-        is_same = left == state.left
-        state.left_pause = min(2 * state.left_pause, LONGEST_PAUSE_S) if is_same else FIRST_PAUSE_S
-        state.left, state.left_due = left, self._clock() + state.left_pause
+        if left != state.left:
+            state.left_again.reset()
+        state.left, state.left_due = left, self._clock() + state.left_again.next()
 
     def _rest(self, state: _State) -> None:
         """No news: ask less often the longer that lasts."""
-        state.pause = min(1.5 * state.pause + 0.2, IDLE_S)
-        state.due = self._clock() + state.pause
+        state.idle_s = min(1.5 * state.idle_s + 0.2, IDLE_S)
+        state.due = self._clock() + state.idle_s
 
     def _said(self, name: SubscriptionName, state: _State) -> None:
         self._hold(name, _prefix(state.known or ()))
@@ -370,13 +352,7 @@ class AckSync:
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
     """The union of ranges, in order, without empty and adjacent ones."""
-    found: list[Range] = []
-    for start, end in sorted(each for each in ranges if each[0] < each[1]):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((start, end))
-    return found
+    return coalesced(each for each in ranges if each[0] < each[1])
 
 
 def _prefix(ranges: Sequence[Range]) -> int:

@@ -36,22 +36,29 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from sava.client.errors import ClientError, Denied, Unavailable
 from sava.errors import RetryableError, SavaError
 from sava.pipeline.cluster import ClusterClient, OffsetGone
 from sava.pipeline.errors import SourceFailed, TopicReplaced, at_source
-from sava.pipeline.replicate.chains import Chain, CopyProgress, Stretch
-from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.target import (
+    Chain,
+    CopyOutcome,
+    CopyProgress,
+    CopyShare,
+    Errand,
+    LinkEnds,
+    Stretch,
+    TargetCluster,
+)
 from sava.pipeline.replicate.translation import (
     MessageTooLargeForTarget,
     RangeBuilder,
     SchemaConflict,
     Schemas,
 )
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
 from sava.pipeline.source.reading import Rows, rows_in, rows_of
 from sava.proto import replica_pb2 as pb
 from sava.records import STORED_COLUMNS, RecordBatch
@@ -141,12 +148,12 @@ BROKEN: Final = "source_position_mismatch"
 
 def copy(share: CopyShare) -> list[CopyOutcome]:
     """Copy, and return the outcome of each errand in order, within the budget and about ten seconds."""
-    times = _Times.of(share.budget_s)
+    until = time.monotonic() + share.budget_s
     source = replace(share.ends.source, timeout_s=min(share.ends.source.timeout_s, SOURCE_S))
     ends = replace(share.ends, source=source)
-    copies = [_Copy(ends, errand, times) for errand in share.errands]
+    copies = [_Copy(ends, errand, until) for errand in share.errands]
     if share.is_light:
-        _try_together(ends, copies, times)
+        _try_together(ends, copies, until + SETTLE_S)
     waiting = deque(copy for copy in copies if not copy.is_over)
     threads = [
         threading.Thread(target=_work, args=(waiting,), name="sava copy", daemon=True)
@@ -155,15 +162,15 @@ def copy(share: CopyShare) -> list[CopyOutcome]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(times.end - time.monotonic(), 0))
+        thread.join(max(until + END_S - time.monotonic(), 0))
     waiting.clear()
     return [each.give_up() for each in copies]
 
 
-def _try_together(ends: LinkEnds, copies: Sequence[_Copy], times: _Times) -> None:
+def _try_together(ends: LinkEnds, copies: Sequence[_Copy], until: float) -> None:
     """Copy what can be copied together; the other copies stay unfinished."""
     try:
-        found = copy_together(ends, [copy.errand for copy in copies], until=times.settle)
+        found = copy_together(ends, [copy.errand for copy in copies], until=until)
     except Exception:
         # The copies one by one meet the same fault and report it.
         log.exception("copy: %d errands could not be copied together", len(copies))
@@ -182,27 +189,15 @@ def _work(waiting: deque[_Copy]) -> None:
         copy.run()
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """Deadlines of ``time.monotonic``."""
-
-    budget: float
-    settle: float
-    end: float
-
-    @classmethod
-    def of(cls, budget_s: float) -> _Times:
-        budget = time.monotonic() + budget_s
-        return cls(budget, budget + SETTLE_S, budget + END_S)
-
-
 class _Copy:
     """The copy of one errand. One thread calls ``run`` while another may ``give_up``."""
 
-    def __init__(self, ends: LinkEnds, errand: Errand, times: _Times) -> None:
+    def __init__(self, ends: LinkEnds, errand: Errand, until: float) -> None:
+        """``until``: when the budget is over, by ``time.monotonic``."""
         self.errand = errand
         self._ends = ends
-        self._times = times
+        self._until = until
+        self._settled_by = until + SETTLE_S
         self._progress = CopyProgress()
         self._has_begun = False
         self._is_reading = False
@@ -254,8 +249,8 @@ class _Copy:
         chain = TargetCluster.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
         self._progress = chain.progress
         try:
-            until = min(time.monotonic() + OPEN_S, self._times.settle)
-            opened = chain.open(until=until, life_until=self._times.settle)
+            until = min(time.monotonic() + OPEN_S, self._settled_by)
+            opened = chain.open(until=until, life_until=self._settled_by)
             if opened.topic_id != errand.target_topic_id:
                 return self._result(
                     "target_replaced",
@@ -278,7 +273,7 @@ class _Copy:
         except Exception as error:  # noqa: BLE001 (reported when the ranges in flight are answered)
             failure = error
         try:
-            chain.settle(until=self._times.settle)
+            chain.settle(until=self._settled_by)
         except ClientError as error:
             # The stream has failed, which hides a fault of the source until the next round.
             failure = error
@@ -295,9 +290,9 @@ class _Copy:
         stretcher = RangeBuilder.of(self._ends, errand, max_message_size=opened.max_message_size)
         with closing(stretcher.stretches(self._rows(start), start, begin=not opened.is_known)) as stretches:
             for stretch in stretches:
-                if not chain.put(stretch, until=self._times.settle):
+                if not chain.put(stretch, until=self._settled_by):
                     return
-                if time.monotonic() >= self._times.budget or self.is_over:
+                if time.monotonic() >= self._until or self.is_over:
                     return
 
     def _rows(self, start: int) -> Iterator[Rows]:

@@ -1,7 +1,7 @@
 """LinkJob: one link at work.
 
 Its own thread owns all state and never waits for a broker; whatever has to is done in threads beside it, each
-with one kind of question, which hand over what they were told:
+with one kind of question, which hand over what they learned:
 
     control   what is to be copied (GetLink), and what has become of it (ReportLink)       here
     ends      how far the partitions reach, as soon as one has grown                       here
@@ -28,9 +28,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from sava.client.connection import Tls
 from sava.client.errors import Unavailable
@@ -41,32 +41,25 @@ from sava.pipeline.replicate.acks import AckSync, SlotUpdater, SubscriptionName
 from sava.pipeline.replicate.background import (
     DESCRIBE_S,
     AdminLinkControl,
-    FollowingControl,
-    LinkControl,
-    OffsetLookup,
-    OffsetQuestion,
     PeriodicThread,
     RemoteVisitor,
     SourceWatcher,
     ends_of,
 )
-from sava.pipeline.replicate.pace import Throttle
-from sava.pipeline.replicate.partitions import LOOK_AGAIN, PartitionState
+from sava.pipeline.replicate.partitions import LOOK_AGAIN, PartitionState, Throttle
 from sava.pipeline.replicate.rounds import (
     CopyCandidate,
     CopyEngine,
     CopyRounds,
     RoundResult,
-    SparkEngine,
     choose,
     draft,
     ration,
 )
-from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.target import LinkEnds, TargetCluster
 from sava.pipeline.replicate.topics import Creation, LinkTopicState, there
-from sava.pipeline.replicate.work import LinkEnds
 from sava.pipeline.runner.control import UNKNOWN_LAG
-from sava.pipeline.runner.kinds import JobEnd, JobProgress, PipelineJob, PipelineKind, SettingsInvalid
+from sava.pipeline.runner.kinds import JobProgress, PipelineJob, PipelineKind, SettingsInvalid
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import LinkState, Mismatch, Settings
@@ -81,6 +74,9 @@ REPORT_S: Final = 1.0
 SOON_S: Final = 0.2
 """Between reports, however much happens."""
 SYNC_S: Final = 1.0
+ASK_S: Final = 1.0
+ADVANCE_S: Final = 5.0
+READ_ACKS_S: Final = 10.0
 ASKED: Final = 8
 """Questions in one go."""
 GATHER_S: Final = 0.05
@@ -91,23 +87,25 @@ LAST_REPORT_S: Final = 2.0
 MAX_NEWS: Final = 256
 
 
-class Edges(NamedTuple):
-    """What a link needs of the world."""
-
-    control: LinkControl
-    engine: CopyEngine
-    source: ClusterAccess
-
-
 class LinkJob(PipelineJob):
-    def __init__(self, name: str, remote: str, runner: str, edges: Edges) -> None:
+    def __init__(
+        self,
+        name: str,
+        remote: str,
+        runner: str,
+        control: AdminLinkControl,
+        engine: CopyEngine,
+        source: ClusterAccess,
+    ) -> None:
         """Raises Refused: an address that is none."""
         self._name = name
         self._remote = remote
         self._runner = runner
-        self._edges = edges
+        self._control = control
+        self._engine = engine
+        self._source_access = source
         self._progress = JobProgress()
-        self._end: JobEnd | None = None
+        self._end: str | None = None
         self._stop_wanted = threading.Event()
         self._stop_now = threading.Event()
         self._news: queue.Queue[Callable[[], None]] = queue.Queue(MAX_NEWS)
@@ -128,20 +126,21 @@ class LinkJob(PipelineJob):
         self._replicated: Mapping[str, tuple[int, tuple[str, ...]]] = {}
         self._syncing: tuple[LinkEnds, AckSync] | None = None
         self._unsynced: Mapping[SubscriptionName, str] = {}
-        self._source = ClusterClient.of(edges.source)
-        self._cursors = SlotUpdater(self._source, remote)
+        self._source = ClusterClient.of(source)
+        self._cursors = SlotUpdater(partial(self._source.advance_all, timeout_s=ADVANCE_S), remote)
         self._rounds = CopyRounds(
-            name, edges.engine, self._source, lambda done: self._post(partial(self._ended, done))
+            name, engine, self._source, lambda done: self._post(partial(self._ended, done))
         )
         self._watching = SourceWatcher(self._source, lambda *found: self._post(partial(self._see, *found)))
-        self._asking = OffsetLookup(self._source, self._post)
+        self._questions: Sequence[Callable[[], None]] = ()
+        """Look-ups for the thread beside this one, which empties it."""
         self._visiting = RemoteVisitor(remote, TargetCluster.of, self._post, self)
         self._beats = {
             what: PeriodicThread(f"{what} of {name}", work, self._broken, ended)
             for what, work, ended in (
-                ("control", self._talk, edges.control.close),
+                ("control", self._talk, control.close),
                 ("ends", self._watching.work, _nothing),
-                ("asked", self._asking.work, _nothing),
+                ("asked", self._answer_questions, _nothing),
                 ("remote", self._visiting.work, _nothing),
                 ("acks", self._sync, self._end_sync),
             )
@@ -155,7 +154,7 @@ class LinkJob(PipelineJob):
         return self._progress
 
     @property
-    def end(self) -> JobEnd | None:
+    def end(self) -> str | None:
         return self._end
 
     def stop(self, *, now: bool) -> None:
@@ -167,19 +166,19 @@ class LinkJob(PipelineJob):
 
     def _run(self) -> None:
         try:
-            self._cores = self._edges.engine.cores
+            self._cores = self._engine.cores
             for beat in self._beats.values():
                 beat.start()
             self._work()
-            end = JobEnd()
+            end = ""
         except SavaError as error:
-            end = JobEnd(str(error))
+            end = str(error)
         except Exception as error:
-            end = JobEnd(brief(error))
+            end = brief(error)
             log.exception("replication: the link has failed name=%s", self._name)
         self._wind_up()
         self._progress = self._progress._replace(rate=0.0)
-        self._end = JobEnd() if self._stop_wanted.is_set() else end
+        self._end = "" if self._stop_wanted.is_set() else end
 
     def _work(self) -> None:
         while not self._stop_wanted.is_set():
@@ -240,23 +239,23 @@ class LinkJob(PipelineJob):
         now = time.monotonic()
         self._settings = Settings(may_create=link.may_create, mismatch=Mismatch(link.mismatch_policy))
         self._throttle.set(link.remote.max_rate, now)
-        ends = ends_of(link, self._edges.source)
+        ends = ends_of(link, self._source_access)
         is_same = self._ends is not None and self._ends.target_id == ends.target_id
         self._ends = self._visiting.ends = ends
         before, self._topics = self._topics if is_same else {}, {}
-        for told in link.topics:
-            topic = before.pop(told.topic, None)
-            if topic is not None and topic.is_about(told):
-                if told.generation > topic.told.generation:
+        for listed in link.topics:
+            topic = before.pop(listed.topic, None)
+            if topic is not None and topic.is_about(listed):
+                if listed.generation > topic.listed.generation:
                     for partition in topic.partitions:
                         self._cursors.begin_again(partition.name)
-                if topic.follow(told, now):
+                if topic.follow(listed, now):
                     self._describe_soon()
             else:
                 self._forget(topic)
-                topic = LinkTopicState(told, self._remote, throttle=self._throttle, now=now)
+                topic = LinkTopicState(listed, self._remote, throttle=self._throttle, now=now)
                 self._describe_soon()
-            self._topics[told.topic] = topic
+            self._topics[listed.topic] = topic
         for gone in before.values():
             self._forget(gone)
         self._hand_over()
@@ -270,16 +269,16 @@ class LinkJob(PipelineJob):
         self._watching.watched = {partition.name: partition for partition in self._partitions}
         self._visiting.topics = tuple(self._topics)
         self._replicated = {
-            partition.name: (partition.topic_id, tuple(topic.told.policy.subscriptions))
+            partition.name: (partition.topic_id, tuple(topic.listed.policy.subscriptions))
             for topic in self._topics.values()
-            if topic.told.policy.subscriptions
+            if topic.listed.policy.subscriptions
             for partition in topic.partitions
             if partition.is_paired
         }
 
     def _describe_soon(self) -> None:
-        self._visiting.describe_soon()
-        self._beats["remote"].poke()
+        self._visiting.is_asked.set()
+        self._beats["remote"].due.set()
 
     def _see(self, extents: Mapping[str, PartitionExtent], watched: Mapping[str, PartitionState]) -> None:
         now, now_us = time.monotonic(), time.time_ns() // 1000
@@ -329,7 +328,7 @@ class LinkJob(PipelineJob):
         creations = [made for topic in self._topics.values() if (made := topic.creation(now)) is not None]
         if creations:
             self._visiting.make(creations)
-            self._beats["remote"].poke()
+            self._beats["remote"].due.set()
         self._question(now)
         weights = self._rounds.weights
         if weights and now - self._round_at < GATHER_S:
@@ -344,7 +343,7 @@ class LinkJob(PipelineJob):
         rounds = choose(candidates, weights, self._cores)
         for weight, chosen in ration(rounds, self._throttle, now):
             self._round_at = now
-            drafts = [draft(each, topics[each.partition].told) for each in chosen]
+            drafts = [draft(each, topics[each.partition].listed) for each in chosen]
             for each in chosen:
                 each.partition.begin_step(each.step, now)
             group = self._rounds.start(weight, drafts, ends)
@@ -367,22 +366,22 @@ class LinkJob(PipelineJob):
                 self._cursors.advance(partition.name, outcome.kept_position)
 
     def _question(self, now: float) -> None:
-        if self._asking.questions:
+        if self._questions:
             return
-        found: list[OffsetQuestion] = []
+        found: list[Callable[[], None]] = []
         for topic in self._topics.values():
             for partition in topic.partitions:
                 if len(found) == ASKED:
                     break
                 if partition.needs_begin and topic.start_us is not None:
-                    found.append(OffsetQuestion(partition, publish_us=topic.start_us))
+                    found.append(partial(self._look_up_start, partition, topic.start_us))
                 elif partition.needs_begin and topic.starts_at_first and partition.extent is not None:
                     partition.start_at(partition.extent.start)
                 elif (offset := partition.wants_time(now)) is not None:
-                    found.append(OffsetQuestion(partition, offset))
+                    found.append(partial(self._look_up_time, partition, offset))
         if found:
-            self._asking.questions = found
-            self._beats["asked"].poke()
+            self._questions = found
+            self._beats["asked"].due.set()
 
     def _due_in(self) -> float:
         now = time.monotonic()
@@ -393,7 +392,7 @@ class LinkJob(PipelineJob):
             dues.append(self._throttle.due_in(ready, now))
         return max(min(dues, default=STEP_S), SHORTEST_STEP_S)
 
-    # -- what is told --------------------------------------------------------------------------
+    # -- what is said --------------------------------------------------------------------------
 
     def _tell(self) -> None:
         now = time.monotonic()
@@ -403,7 +402,7 @@ class LinkJob(PipelineJob):
         if now >= self._report_at and self._topics and self._report is None:
             self._report_at, self._reported_at = now + REPORT_S, now
             self._report = self._reported(now)
-            self._beats["control"].poke()
+            self._beats["control"].due.set()
         self._progress = self._seen(now)
 
     def _reported(self, now: float) -> pb.ReportLinkRequest:
@@ -421,7 +420,7 @@ class LinkJob(PipelineJob):
         for topic in self._topics.values():
             topic.look(now)
         self._report = last = self._reported(now)
-        self._beats["control"].poke()
+        self._beats["control"].due.set()
         while self._report is last and time.monotonic() < now + LAST_REPORT_S:
             self._hear(SHORTEST_STEP_S)
 
@@ -436,7 +435,7 @@ class LinkJob(PipelineJob):
             is_running=True,
             has_worked=self._errands_done > 0 or not has_backlog,
             rows=self._rows,
-            rate=sum(partition.rate(now)[0] for partition in self._partitions),
+            rate=sum(partition.rate.per_second(now)[0] for partition in self._partitions),
             batch=0 if overdue else self._rounds_done,
             lag_messages=sum(each or 0 for each in backlogs) if is_known else UNKNOWN_LAG,
             lag_seconds=behind_s if is_known and all(times) else UNKNOWN_LAG,
@@ -453,11 +452,11 @@ class LinkJob(PipelineJob):
         report = self._report
         try:
             if report is not None:
-                self._edges.control.report(report)
+                self._control.report(report)
                 self._report = None
                 self._post(partial(self._was_reported, report))
             if time.monotonic() >= self._link_at:
-                link = self._edges.control.link(self._remote)
+                link = self._control.link(self._remote)
                 self._link_at = time.monotonic() + LINK_S
                 self._post(partial(self._follow, link))
         except Unavailable as error:
@@ -466,12 +465,30 @@ class LinkJob(PipelineJob):
             return LINK_S
         return max(0.0, self._link_at - time.monotonic())
 
+    def _answer_questions(self) -> float:
+        for look_up in self._questions:
+            try:
+                look_up()
+            except SavaError as error:
+                log.info("replication: could not look up an offset name=%s error=%s", self._name, error)
+        self._questions = ()
+        return ASK_S
+
+    def _look_up_start(self, partition: PartitionState, publish_us: int) -> None:
+        found = self._source.offset_at(partition.name, publish_us)
+        self._post(partial(partition.start_at, found))
+
+    def _look_up_time(self, partition: PartitionState, offset: int) -> None:
+        for batch in self._source.read(partition.name, offset, offset + 1):
+            self._post(partial(partition.age.learn, offset, batch.header.min_publish_time))
+
     def _sync(self) -> float:
         ends, partitions = self._ends, self._replicated
         if self._syncing is not None and self._syncing[0] != ends:
             self._end_sync()  # the remote has other addresses
         if self._syncing is None and ends is not None and partitions:
-            made = AckSync(self._source, TargetCluster.of(ends.target), ends, self._cursors)
+            read = partial(self._source.read_acks, timeout_s=READ_ACKS_S)
+            made = AckSync(read, TargetCluster.of(ends.target).apply_acks, ends, self._cursors)
             self._syncing = (ends, made)
         if self._syncing is not None:
             self._syncing[1].sync(partitions)
@@ -484,7 +501,7 @@ class LinkJob(PipelineJob):
     def _end_sync(self) -> None:
         syncing, self._syncing = self._syncing, None
         if syncing is not None:
-            syncing[1].close()
+            syncing[1].pool.shutdown()  # when its calls have ended
 
 
 def _nothing() -> None:
@@ -525,15 +542,11 @@ class Replicate(PipelineKind):
         service = self._service()
         if not service:
             raise Unavailable("it is not known yet where brokers are")
-        edges = Edges(
-            control=FollowingControl(AdminLinkControl(self._admin(), tls=self._tls), service, self._service),
-            engine=SparkEngine(self._spark, name),
-            source=source_access(service, self._tls),
+        return LinkJob(
+            name,
+            remote,
+            self._runner,
+            control=AdminLinkControl(self._admin(), tls=self._tls, client_addresses=self._service),
+            engine=CopyEngine(self._spark, name),
+            source=ClusterAccess.by_files(service, self._tls, timeout_s=SOURCE_S),
         )
-        return LinkJob(name, remote, self._runner, edges)
-
-
-def source_access(service: str, tls: Tls | None) -> ClusterAccess:
-    files = (tls.ca, tls.cert, tls.key) if tls is not None else (None, None, None)
-    ca, cert, key = (str(file) if file is not None else "" for file in files)
-    return ClusterAccess(service, "", ca, cert, key, SOURCE_S)

@@ -16,19 +16,165 @@ other messages at the same offsets:
 So that it was seen once is reported, on record for the next run of the link, and holds until an operator
 acts.
 
+The first part is the pace of a link: the rate limit, the measured rate, and the age of the backlog.
+
 Owned by the thread of the link. Clocks are parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from sava.pipeline.cluster import PartitionExtent
-from sava.pipeline.replicate.pace import Age, Delays, Rate, Throttle
-from sava.pipeline.replicate.work import CopyOutcome
+from sava.pipeline.replicate.target import CopyOutcome
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import CONNECTED, LinkState
+from sava.tasks import Backoff
+
+FIRST_DELAY_S: Final = 0.1
+LONGEST_DELAY_S: Final = 60.0
+RATE_S: Final = 10.0
+ROUNDS: Final = 5
+"""Rounds per second of a link at its rate limit: each round has a fixed cost."""
+PORTIONS: Final = 20
+"""The partitions that share the rate of one second. With more, some wait for a later round."""
+
+
+class Throttle:
+    """A token bucket for all partitions of a link: ``rate`` messages per second, one second of burst; 0 is no
+    limit."""
+
+    def __init__(self, rate: int, now: float) -> None:
+        self.rate = rate
+        self._room = float(rate)
+        self._at = now
+
+    def set(self, rate: int, now: float) -> None:
+        if rate != self.rate:
+            self.rate, self._room, self._at = rate, float(rate), now
+
+    def portions(self, wanted: Sequence[int], now: float) -> list[int]:
+        """The messages that each partition may copy, for those that want ``wanted``, the longest wait first.
+        All get the same, or less if they want less. Where that would be too little, the last ones wait for a
+        later round, and all wait while there is too little in total: a task for one message costs as much as
+        for many."""
+        if not self.rate:
+            return list(wanted)
+        self._fill(now)
+        left, granted = int(self._room), [0] * len(wanted)
+        if left < self._worth(sum(wanted)):
+            return granted
+        crumb = max(1, self.rate // PORTIONS)
+        needed = accumulate(min(each, crumb) for each in wanted)
+        turns = sum(each <= left for each in needed)
+        for place, index in enumerate(sorted(range(turns), key=wanted.__getitem__)):
+            granted[index] = min(wanted[index], left // (turns - place))
+            left -= granted[index]
+        return granted
+
+    def due_in(self, wanted: int, now: float) -> float:
+        """Seconds until ``portions`` grants messages to partitions that want ``wanted`` in total."""
+        if not self.rate:
+            return 0.0
+        self._fill(now)
+        return max(0.0, (self._worth(wanted) - self._room) / self.rate)
+
+    def take(self, messages: int) -> None:
+        self._room -= messages if self.rate else 0
+
+    def give_back(self, messages: int) -> None:
+        self._room = min(float(self.rate), self._room + messages)
+
+    def _worth(self, wanted: int) -> int:
+        return min(wanted, max(1, self.rate // ROUNDS))
+
+    def _fill(self, now: float) -> None:
+        self._room = min(float(self.rate), self._room + (now - self._at) * self.rate)
+        self._at = now
+
+
+class Rate:
+    """Messages and bytes per second over the last RATE_S."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, int, int]] = deque()
+
+    def note(self, messages: int, size: int, now: float) -> None:
+        self._recent.append((now, messages, size))
+
+    def per_second(self, now: float) -> tuple[float, float]:
+        while self._recent and self._recent[0][0] < now - RATE_S:
+            self._recent.popleft()
+        messages = sum(each for _, each, _ in self._recent)
+        size = sum(each for _, _, each in self._recent)
+        return messages / RATE_S, size / RATE_S
+
+
+ASK_S: Final = 5.0
+"""The interval between two requests for a publish time."""
+MAX_ENDS: Final = 64
+
+
+class Age:
+    """The publish time of the oldest message of a partition that is not copied.
+
+    A message that arrives while the partition is watched was published when its end was first seen that far,
+    or shortly before. For older messages the source is asked now and then for the time of the next message to
+    copy.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._ends: deque[tuple[int, int]] = deque()
+        """Ends, and the time (µs) when each was first seen."""
+        self._first_end = 0
+        """The end at the first look."""
+        self._answer: tuple[int, int] | None = None
+        """An offset below that, and its publish time (µs), as the source answered."""
+        self._asked_at = now - ASK_S
+
+    def learn(self, offset: int, publish_us: int) -> None:
+        self._answer = (offset, publish_us)
+
+    def forget(self) -> None:
+        """Discard the answer: it concerns another message than the next one."""
+        self._answer = None
+
+    def see(self, end: int, position: int | None, now_us: int) -> None:
+        """Note the partition's end and its copied position, if known."""
+        if not self._ends:
+            self._first_end = end
+        if not self._ends or end > self._ends[-1][0]:
+            self._ends.append((end, now_us))
+        while len(self._ends) > 1 and position is not None and self._ends[0][0] <= position:
+            self._ends.popleft()
+        if len(self._ends) > MAX_ENDS:
+            # Drop every other one, except the first and the last.
+            kept = list(self._ends)
+            self._ends = deque([*kept[:-1:2], kept[-1]])
+
+    @property
+    def answered_us(self) -> int:
+        """The last answer of the source; 0 for none."""
+        return self._answer[1] if self._answer is not None else 0
+
+    def oldest_us(self, position: int) -> int:
+        """The publish time of the existing message at ``position``; 0 if unknown."""
+        if position < self._first_end:
+            return self.answered_us
+        return next((at for end, at in self._ends if end > position), 0)
+
+    def wants(self, position: int, now: float) -> bool:
+        """Whether to ask the source now for the publish time of this message. A True answer starts a new
+        interval."""
+        is_answered = self._answer is not None and self._answer[0] == position
+        if position >= self._first_end or is_answered or now - self._asked_at < ASK_S:
+            return False
+        self._asked_at = now
+        return True
+
 
 IDLE_S: Final = 5.0
 """How long nothing must come until a partition is idle. With less, a partition with a message now and then
@@ -129,17 +275,17 @@ class PartitionState:
         """On record here: where it has begun, or is about to."""
         self.was_seen = False
         """The chain has been there: if it is not any more, something is wrong."""
-        self.is_told = False
+        self.is_answered = False
         self.position: int | None = None
         self._held: _Failure | None = _Failure(LinkState.STARTING, "", None, 0)
         self._failure: _Failure | None = None
-        self._delays = Delays()
-        self._rate = Rate()
+        self._backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0.25)
+        self.rate = Rate()
         self._state = LinkState.STARTING
         self._moved_at = now - IDLE_S
         self._message_bytes = MESSAGE_BYTES
         self._planned = 0
-        self._life = self._planned_in = 0
+        self._generation = self._planned_in = 0
         """How often it was begun again; what was planned before that is of no interest."""
         self._early: tuple[float, int] | None = None
         """Since when it ends before where it was copied to, and the first of these ends."""
@@ -151,7 +297,7 @@ class PartitionState:
         lost since it was last looked at."""
         self._last_end = self._last_end_ms = 0
         """Of the source, and when that was so if the link has not looked since (0: it has)."""
-        self._age = Age(now)
+        self.age = Age(now)
         self.unsynced: Mapping[str, str] = {}
         """Subscriptions whose positions are not copied, and why."""
         self.messages = self.duplicates = self.skipped = self.disconnects = self.restarts = 0
@@ -166,7 +312,7 @@ class PartitionState:
             self.was_seen = last.was_seen
             self.position = last.position if self.was_seen else None
             if last.oldest_us:
-                self._age.tell(last.position, last.oldest_us)
+                self.age.learn(last.position, last.oldest_us)
             if last.rewound_from:
                 self._rewind(Rewound(last.rewound_to, last.rewound_from))
         else:
@@ -174,15 +320,15 @@ class PartitionState:
 
     def renew(self) -> None:
         """An operator has asked for it to be begun again, with what there is here and there."""
-        self._life += 1
-        self.was_seen = self.is_told = False
+        self._generation += 1
+        self.was_seen = self.is_answered = False
         self.begin = self.position = None
         self.messages = self.duplicates = self.skipped = 0
         self._may_skip, self._is_short = self.is_lost, False
         self._may_leave_out, self._rewound, self._early = self._rewound is not None, None, None
         self._failure = None
-        self._age.forget()
-        self._delays.reset()
+        self.age.forget()
+        self._backoff.reset()
 
     # -- what is known -------------------------------------------------------------------------
 
@@ -191,7 +337,7 @@ class PartitionState:
         self._last_end = max(self._last_end, extent.end)
         if known is not None and extent.end > known.end:
             self._moved_at = now
-        self._age.see(extent.end, self.position, now_us)
+        self.age.see(extent.end, self.position, now_us)
 
     def start_at(self, offset: int) -> None:
         """Where the chain begins, unless it has."""
@@ -208,7 +354,7 @@ class PartitionState:
     def due_begin(self) -> int:
         """What is to be on record of where the chain begins. Before it does, since it could not be known
         afterwards: the target knows only how far it is."""
-        if self.begin is None or self.was_seen or not self.is_told:
+        if self.begin is None or self.was_seen or not self.is_answered:
             return self.recorded_begin
         return self.begin
 
@@ -242,7 +388,7 @@ class PartitionState:
         # Whatever kept it before is worth another look, but what only somebody can help.
         if self._failure is not None and self._failure.retry_at is not None:
             self._failure = None
-            self._delays.reset()
+            self._backoff.reset()
 
     @property
     def is_held(self) -> bool:
@@ -267,7 +413,7 @@ class PartitionState:
         if state is LinkState.DATA_LOSS and not self._may_skip:
             self._failure = _Failure(state, reason, None, 0)
             return
-        delay = self._delays.next()
+        delay = self._backoff.next()
         self._failure = _Failure(state, reason, now + delay, now_ms + round(delay * 1000))
 
     # -- going on ------------------------------------------------------------------------------
@@ -279,7 +425,7 @@ class PartitionState:
         if self._failure is not None and (self._failure.retry_at is None or now < self._failure.retry_at):
             return None
         ask = CopyStep(self.position, self.position, self._message_bytes, is_heavy=False)
-        if not self.is_told:
+        if not self.is_answered:
             return ask
         if self._may_skip and (self.position < self.extent.start or self._is_short):
             return ask._replace(skips=True)
@@ -310,7 +456,7 @@ class PartitionState:
 
     def begin_step(self, step: CopyStep, now: float) -> None:
         self.began_at = now
-        self.is_under_way, self._planned_in = True, self._life
+        self.is_under_way, self._planned_in = True, self._generation
         self._planned = step.messages
         self._throttle.take(self._planned)
         if self._failure is not None:
@@ -319,7 +465,7 @@ class PartitionState:
     def note(self, outcome: CopyOutcome, now: float, now_ms: int) -> bool:
         """What became of the step; whether it counts: it was not begun again meanwhile."""
         self.is_under_way = False
-        if self._planned_in != self._life:
+        if self._planned_in != self._generation:
             return False
         advanced = self._advance(outcome, now)
         self._throttle.give_back(max(0, self._planned - advanced))
@@ -331,7 +477,7 @@ class PartitionState:
         if self._planned and advanced > 0:
             self._may_skip = self._may_leave_out = False
         self._failure = None
-        self._delays.reset()
+        self._backoff.reset()
         return True
 
     def break_down(self, reason: str, now: float, now_ms: int) -> None:
@@ -345,16 +491,16 @@ class PartitionState:
         """By how much it has come on."""
         before = self.position or 0
         if outcome.is_known:
-            self.was_seen = self.is_told = True
+            self.was_seen = self.is_answered = True
             self.position = outcome.position
         elif not outcome.code:
-            self.is_told = True  # that there is no chain
+            self.is_answered = True  # that there is no chain
             if outcome.position and not self._planned:
                 self.begin = self.position = outcome.position  # behind what is lost
         self.messages += outcome.messages
         self.duplicates += outcome.duplicates
         self.skipped += outcome.skipped
-        self._rate.note(outcome.messages, outcome.bytes, now)
+        self.rate.note(outcome.messages, outcome.bytes, now)
         if outcome.messages and outcome.bytes:
             self._message_bytes = max(1.0, outcome.bytes / outcome.messages)
         advanced = (self.position or 0) - before
@@ -399,7 +545,7 @@ class PartitionState:
         )
         self._failure = _Failure(LinkState.FAILED, reason, None, 0)
 
-    # -- what is told --------------------------------------------------------------------------
+    # -- what is said --------------------------------------------------------------------------
 
     def look(self, now: float) -> bool:
         """Whether the state is another one than at the last look."""
@@ -412,7 +558,7 @@ class PartitionState:
         for kept in (self._held, self._failure):
             if kept is not None:
                 return kept.state
-        if not self.is_told:
+        if not self.is_answered:
             return LinkState.STARTING
         is_quiet = not self.backlog and now - self._moved_at >= IDLE_S
         return LinkState.IDLE if is_quiet else LinkState.ACTIVE
@@ -442,8 +588,8 @@ class PartitionState:
     def oldest_us(self) -> int:
         """When the oldest message was published that is not copied; 0: all are, or it is not known."""
         if self.extent is None:
-            return self._age.told_us
-        return self._age.oldest_us(self.position) if self.backlog and self.position is not None else 0
+            return self.age.answered_us
+        return self.age.oldest_us(self.position) if self.backlog and self.position is not None else 0
 
     def wants_time(self, now: float) -> int | None:
         """The offset whose publish time is wanted: of what was there before the first look."""
@@ -451,19 +597,13 @@ class PartitionState:
             return None
         if self.position < self.extent.start:
             return None
-        return self.position if self._age.wants(self.position, now) else None
-
-    def note_time(self, offset: int, publish_us: int) -> None:
-        self._age.tell(offset, publish_us)
-
-    def rate(self, now: float) -> tuple[float, float]:
-        return self._rate.per_second(now)
+        return self.position if self.age.wants(self.position, now) else None
 
     def report(self, now: float) -> pb.LinkPartition | None:
         """None: its end is not known yet, and a backlog that is not known must not look like none."""
         if self.extent is None and not self._last_end:
             return None
-        rate, bytes_rate = self.rate(now)
+        rate, bytes_rate = self.rate.per_second(now)
         kept = self._held or self._failure
         first = self.extent.start if self.extent is not None else 0
         return pb.LinkPartition(

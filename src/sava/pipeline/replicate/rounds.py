@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from enum import Enum
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sava.client.errors import Closed
 from sava.errors import CallerError, SavaError
@@ -31,11 +31,8 @@ from sava.pipeline.cluster import ClusterClient
 from sava.pipeline.errors import SourceFailed, at_source
 from sava.pipeline.launch import brief
 from sava.pipeline.options import TopicPartition
-from sava.pipeline.replicate.chains import Stretch
-from sava.pipeline.replicate.pace import Throttle
-from sava.pipeline.replicate.partitions import CopyStep, PartitionState
-from sava.pipeline.replicate.target import TargetCluster
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
+from sava.pipeline.replicate.partitions import CopyStep, PartitionState, Throttle
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand, LinkEnds, Stretch, TargetCluster
 from sava.pipeline.source.planning import WORTH_A_TASK, Piece, SegmentHistory
 from sava.proto.replication_pb2 import LinkTopic
 
@@ -152,24 +149,8 @@ def share_out(
     ]
 
 
-class CopyEngine(Protocol):
-    """What runs shares. Any thread may call."""
-
-    @property
-    def cores(self) -> int: ...
-
-    def run(self, group: str, shares: Sequence[CopyShare]) -> list[CopyOutcome]:
-        """Until all of them are done. Raises whatever goes wrong with any."""
-        ...
-
-    def cancel(self, group: str) -> None:
-        """The caller that waits for it gets an error soon. A task may live on for a moment, or as long as its
-        machine is cut off: what it still appends continues where the chain is, or is refused."""
-        ...
-
-
-class SparkEngine:
-    """Shares as the tasks of a Spark job."""
+class CopyEngine:
+    """Runs shares as the tasks of a Spark job. Any thread may call."""
 
     def __init__(self, spark: Callable[[], SparkSession], pool: str) -> None:
         """``pool``: of Spark's scheduler; links share the cores evenly with queries."""
@@ -181,12 +162,15 @@ class SparkEngine:
         return max(1, self._spark().sparkContext.defaultParallelism)
 
     def run(self, group: str, shares: Sequence[CopyShare]) -> list[CopyOutcome]:
+        """Returns when all are done. Raises whatever goes wrong with any."""
         context = self._spark().sparkContext
         context.setJobGroup(group, f"sava {self._pool}", interruptOnCancel=True)
         context.setLocalProperty("spark.scheduler.pool", self._pool)
         return context.parallelize(shares, len(shares)).mapPartitions(_copied).collect()
 
     def cancel(self, group: str) -> None:
+        """The caller that waits for it gets an error soon. A task may continue for a moment, or as long as
+        its machine is cut off: what it still appends continues where the chain is, or is refused."""
         self._spark().sparkContext.cancelJobGroup(group)
 
 
@@ -233,11 +217,6 @@ class RoundResult(NamedTuple):
     """Empty: it has come to its end."""
 
 
-class _UnderWay(NamedTuple):
-    weight: Weight
-    began: float
-
-
 class CopyRounds:
     """Those of one link. ``start`` and what tells of them are for one thread; ``done`` is called by others,
     once for each round."""
@@ -258,7 +237,8 @@ class CopyRounds:
         self._source = source
         self._history = SegmentHistory(source)
         self._number = 0
-        self._under_way: dict[str, _UnderWay] = {}
+        self._under_way: dict[str, tuple[Weight, float]] = {}
+        """By group: the weight, and when it began."""
         self._given_up: set[str] = set()
         self._at_work: set[str] = set()
         """Those that the engine has."""
@@ -269,7 +249,7 @@ class CopyRounds:
     @property
     def weights(self) -> list[Weight]:
         with self._guard:
-            return [each.weight for each in self._under_way.values()]
+            return [weight for weight, _ in self._under_way.values()]
 
     @property
     def is_any(self) -> bool:
@@ -280,7 +260,7 @@ class CopyRounds:
     def overdue(self, now: float) -> list[str]:
         """Rounds that should have ended long ago."""
         with self._guard:
-            return [group for group, each in self._under_way.items() if now - each.began > OVERDUE_S]
+            return [group for group, (_, began) in self._under_way.items() if now - began > OVERDUE_S]
 
     def cancel_overdue(self, now: float) -> None:
         overdue = [group for group in self.overdue(now) if group not in self._given_up]
@@ -295,7 +275,7 @@ class CopyRounds:
         self._number += 1
         group = f"{self._name}-{id(self):x}-{self._number}"
         with self._guard:
-            self._under_way[group] = _UnderWay(weight, time.monotonic())
+            self._under_way[group] = (weight, time.monotonic())
         self._pool.submit(self._run, group, weight, drafts, ends)
         return group
 

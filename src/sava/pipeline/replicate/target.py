@@ -1,24 +1,367 @@
-"""TargetCluster: the cluster that is copied into, as a process of a Spark application sees it.
+"""The target of a link: the values that driver and tasks exchange about it, its streams, and its calls.
 
-It is blocking, one per process and cluster, over one event loop in a thread, like ``ClusterClient`` for the
-source. It calls the service ``Replica``: any broker of the target answers, or forwards the call. A call tries
-one broker after the other for a few seconds only: the caller has other work, and retries.
+**Values.** ``CopyShare`` and its errands go to a task, a ``CopyOutcome`` for each errand comes back.
+
+**Streams** (``Chain``): ranges on their way into one topic of the target, as its copier sees them.
+
+    stretches  1  2  3  4  5                  on their way without waiting, a bounded number of bytes
+    answers    1  2  ended(why, where)        3 was refused, 4 and 5 with it
+
+What is known of the chain (``CopyProgress``) is only ever what the target has said: where it was at the
+opening, the end of each stretch that has its receipt, and what the end of the stream says. Nothing is
+concluded from what was sent, so whatever fails in a row of stretches, the copier can continue from there.
+
+The stream belongs to the event loop of its ``TargetCluster``; the methods are for one other thread. Each of
+them has a moment (of ``time.monotonic``) at which it gives up.
+
+**Calls** (``TargetCluster``): blocking, one per process and cluster, over one event loop in a thread, like
+``ClusterClient`` for the source. It calls the service ``Replica``: any broker of the target answers, or
+forwards the call. A call tries one broker after the other for a few seconds only: the caller has other work,
+and retries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
 
+from sava.client.connection import (
+    STATUS_S,
+    ClientStream,
+    Connection,
+    ReconnectBackoff,
+    Route,
+    open_stream,
+)
+from sava.client.errors import ClientError, Unavailable
 from sava.client.loop_thread import LoopThread
-from sava.pipeline import several
-from sava.pipeline.calls import ClusterCalls
-from sava.pipeline.cluster import ClusterAccess
-from sava.pipeline.per_process import PerProcess
-from sava.pipeline.replicate.chains import Chain, Owners
+from sava.pipeline.calls import ClusterCalls, append_each
+from sava.pipeline.cluster import ClusterAccess, PerProcess
+from sava.pipeline.source.planning import Piece
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
+from sava.tasks import cancelled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEnds:
+    """The two clusters of a link."""
+
+    source: ClusterAccess
+    source_name: str
+    source_id: str
+    target: ClusterAccess
+    target_name: str
+    target_id: str
+
+    def source_of(self, name: str, topic_id: int) -> pb.Source:
+        """The source of a partition's copy, as the target identifies it."""
+        return pb.Source(
+            cluster_name=self.source_name, cluster_id=self.source_id, topic=name, topic_id=topic_id
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """A request to copy one partition from its source position at the target up to ``end``."""
+
+    name: str
+    """The partition or plain topic; it has the same name at the target."""
+    topic_id: int
+    """The topic's id at the source."""
+    target_topic_id: int
+    """The compared topic at the target: another topic of the same name gets nothing."""
+    subject: str
+    """The topic's schema subject, or empty."""
+    begin: int | None
+    """The start of a new copy. None if the target must have a source position (it was seen before)."""
+    end: int
+    pieces: tuple[Piece, ...]
+    """The places of the messages without a gap, from the driver's view of the position up to ``end``."""
+    store_url: str
+    forward: bool
+    """Whether to copy messages that came from other clusters, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyShare:
+    """The errands of one task, which run concurrently."""
+
+    ends: LinkEnds
+    errands: tuple[Errand, ...]
+    budget_s: float
+    """After this time no new range starts; the rest is for another round."""
+    is_light: bool = False
+    """The errands are small and are copied together as far as possible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyOutcome:
+    """The outcome of an errand. Everything before ``position`` is durable at the target."""
+
+    name: str
+    is_known: bool = False
+    """Whether the target has reported a source position; False also without an answer."""
+    position: int = 0
+    kept_position: int = 0
+    """The source may delete messages below it."""
+    messages: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    skipped: int = 0
+    """Messages that were left out: excluded, from other clusters without ``forward``, or loops."""
+    code: str = ""
+    """Sava's error code; empty if all went well within the budget. Also ``source_gone`` (retention deleted
+    messages that were not copied; ``reason`` names them), ``chain_missing`` (the target has no source
+    position although it had one), ``target_replaced`` (another topic of the same name),
+    ``source_unavailable`` and ``source_denied`` (``unavailable`` and ``denied`` are the target's)."""
+    reason: str = ""
+    may_pass: bool = False
+    """A retry may succeed without action of a user."""
+
+
+T = TypeVar("T")
+
+UNANSWERED: Final = 8
+"""Stretches of one chain that are on their way: the target reads, checks and writes different ones at a
+time."""
+UNANSWERED_BYTES: Final = 8 << 20
+"""Of them; a larger one goes alone."""
+
+
+OWNER_S: Final = 30.0
+"""Until a topic is looked up again: a broker that has given it away forwards, which costs a hop."""
+
+
+class Owners:
+    """Which broker of the target has which topic, as far as that was found out. Owned by the target's event
+    loop."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, float]] = {}
+
+    def get(self, topic: str) -> str:
+        """Empty: not known, or not lately."""
+        address, until = self._known.get(topic, ("", 0.0))
+        return address if asyncio.get_running_loop().time() < until else ""
+
+    def learn(self, topic: str, address: str) -> None:
+        if self.get(topic) != address:
+            self._known[topic] = (address, asyncio.get_running_loop().time() + OWNER_S)
+
+    def forget(self, topic: str) -> None:
+        self._known.pop(topic, None)
+
+
+class Stretch(NamedTuple):
+    """As ``replica.proto`` has it."""
+
+    start: int
+    end: int
+    begin: bool
+    batches: bytes
+    offsets: Sequence[int]
+    skipped: int
+    """Messages of the source that are not in it."""
+
+    def message(self) -> pb.SourceRange:
+        return pb.SourceRange(
+            start=self.start, end=self.end, begin=self.begin, batches=self.batches, offsets=self.offsets
+        )
+
+
+@dataclass(slots=True)
+class CopyProgress:
+    """What the target has said so far."""
+
+    is_known: bool = False
+    position: int = 0
+    kept_position: int = 0
+    messages: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    skipped: int = 0
+
+    def receive(self, stretch: Stretch, receipt: pb.SourceReceipt) -> None:
+        """The stretch is durable."""
+        self.is_known, self.position = True, receipt.position
+        self.kept_position = receipt.kept_position
+        self.messages += receipt.appended
+        self.bytes += len(stretch.batches)
+        self.duplicates += receipt.duplicates
+        self.skipped += stretch.skipped + receipt.loops
+
+
+class Chain:
+    """Made by ``Target.chain``."""
+
+    def __init__(
+        self, loop: LoopThread, connection: Connection, owners: Owners, topic: str, source: pb.Source
+    ) -> None:
+        self.topic = topic
+        self.progress = CopyProgress()
+        self.ended: pb.SourceEnded | None = None
+        """A stretch was refused, or failed."""
+        self._loop = loop
+        self._connection = connection
+        self._owners = owners
+        self._opening = pb.AppendRequest(open=pb.OpenSource(topic=topic, source=source))
+        self._streams = AsyncExitStack()
+        """Ends the stream that is open."""
+        self._stream: ClientStream | None = None
+        self._is_opening = False
+        self._reading: asyncio.Task[None] | None = None
+        self._unanswered: deque[Stretch] = deque()
+        self._unanswered_bytes = 0
+        self._changed = asyncio.Event()
+        self._failure: ClientError | None = None
+
+    # -- for the thread that copies ----------------------------------------------------------
+
+    def open(self, *, until: float, life_until: float) -> pb.SourceOpened:
+        """At the owner of the topic, or through any broker. ``life_until``: when the stream ends, come what
+        may. Raises Unavailable, Refused."""
+        return self._loop.run(self._within(self._open(life_until), until, "opened"))
+
+    def put(self, stretch: Stretch, *, until: float) -> bool:
+        """Send it as soon as there is room. False: the chain has ended. Raises Unavailable, Refused."""
+        return self._loop.run(self._within(self._put(stretch), until, "answered"))
+
+    def settle(self, *, until: float) -> None:
+        """Until everything is answered, or the chain has ended. Raises Unavailable, Refused."""
+        self._loop.run(self._within(self._settle(), until, "answered"))
+
+    def close(self) -> None:
+        """What is not answered goes its way or not."""
+        self._loop.run(self._close())
+
+    # -- on the loop -------------------------------------------------------------------------
+
+    async def _within(self, work: Coroutine[Any, Any, T], until: float, what: str) -> T:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout_at(until):
+                return await work
+        except TimeoutError:
+            raise Unavailable(
+                f"{self.topic}: the target has not {what} within {loop.time() - began:.1f} s"
+            ) from None
+
+    async def _open(self, life_until: float) -> pb.SourceOpened:
+        route, backoff = Route(self._connection, self.topic, self._owners.get(self.topic)), ReconnectBackoff()
+        while True:
+            try:
+                address = await route.find()
+                opened = await self._open_at(address, life_until)
+                self._owners.learn(self.topic, address)
+                return opened
+            except Unavailable as error:
+                self._owners.forget(self.topic)
+                await self._close()
+                delay = backoff.delay(error)
+                if self._left(life_until) <= delay:
+                    raise
+                await asyncio.sleep(delay)
+
+    async def _open_at(self, address: str, life_until: float) -> pb.SourceOpened:
+        self._is_opening = True
+        self._stream = await self._streams.enter_async_context(
+            open_stream(
+                self._connection,
+                "Append",
+                address,
+                owes=lambda: self._is_opening or bool(self._unanswered),
+                service=rpc.ReplicaStub,
+                timeout=self._left(life_until),
+            )
+        )
+        opened: pb.SourceOpened = (await self._stream.open(self._opening)).opened
+        self._is_opening = False
+        self._failure = None
+        self.progress.is_known, self.progress.position = opened.is_known, opened.position
+        self.progress.kept_position = opened.kept_position
+        self._reading = asyncio.create_task(self._read(self._stream), name=f"sava chain of {self.topic}")
+        return opened
+
+    @staticmethod
+    def _left(until: float) -> float:
+        return max(until - asyncio.get_running_loop().time(), 0.001)
+
+    async def _put(self, stretch: Stretch) -> bool:
+        assert self._stream is not None
+        size = len(stretch.batches)
+        while self._goes_on() and self._unanswered and not self._has_room(size):
+            await self._change()
+        if not self._goes_on():
+            return False
+        self._unanswered.append(stretch)
+        self._unanswered_bytes += size
+        try:
+            await self._stream.write(pb.AppendRequest(range=stretch.message()))
+        except ClientError as error:
+            # The end of the stream says why, and a write only that it has ended.
+            assert self._reading is not None
+            await asyncio.wait((self._reading,), timeout=STATUS_S)
+            if self._goes_on():
+                raise error
+            return False
+        return True
+
+    async def _settle(self) -> None:
+        while self._goes_on() and self._unanswered:
+            await self._change()
+
+    def _goes_on(self) -> bool:
+        """Raises what the stream has failed with."""
+        if self._failure is not None:
+            raise self._failure.again()
+        return self.ended is None
+
+    def _has_room(self, size: int) -> bool:
+        return len(self._unanswered) < UNANSWERED and self._unanswered_bytes + size <= UNANSWERED_BYTES
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _read(self, stream: ClientStream) -> None:
+        try:
+            while self.ended is None:
+                response: pb.AppendResponse = await stream.receive()
+                if response.WhichOneof("kind") == "ended":
+                    self._end(response.ended)
+                else:
+                    self._receive(response.receipt)
+                self._changed.set()
+        except ClientError as error:
+            self._failure = error
+        finally:
+            self._changed.set()
+
+    def _receive(self, receipt: pb.SourceReceipt) -> None:
+        if not self._unanswered or self._unanswered[0].end != receipt.position:
+            raise ClientError(f"{self.topic}: the target has a receipt for {receipt.position}, out of order")
+        stretch = self._unanswered.popleft()
+        self._unanswered_bytes -= len(stretch.batches)
+        self.progress.receive(stretch, receipt)
+
+    def _end(self, ended: pb.SourceEnded) -> None:
+        self.ended = ended
+        if ended.may_pass:
+            self._owners.forget(self.topic)  # it may have moved
+        self.progress.is_known, self.progress.position = ended.is_known, ended.position
+
+    async def _close(self) -> None:
+        await cancelled(self._reading)
+        await self._streams.aclose()
+        self._reading = self._stream = None
+
 
 CALL_S: Final = 8.0
 """The timeout of a call over all brokers."""
@@ -92,7 +435,7 @@ class TargetCluster:
         """Multi-topic append: one range for each topic, one call per broker. Returns receipts by topic; None
         if the range was refused or its outcome is unknown. A topic is missing if its range was sent and not
         answered before ``until`` (``time.monotonic``)."""
-        return self._loop.begin(several.append(self._calls, stretches, until))
+        return self._loop.begin(append_each(self._calls, stretches, until))
 
     def _ask(self, method: str, request: Any, timeout: float = CALL_S, attempt: float = ATTEMPT_S) -> Any:
         asked = self._connection.ask(

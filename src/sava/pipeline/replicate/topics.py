@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from sava.pipeline.options import TopicPartition, partition_name
-from sava.pipeline.replicate.pace import Delays, Throttle
-from sava.pipeline.replicate.partitions import PartitionState
+from sava.pipeline.replicate.partitions import FIRST_DELAY_S, LONGEST_DELAY_S, PartitionState, Throttle
 from sava.proto import replica_pb2, replication_pb2
 from sava.replication.matrix import (
     CONNECTED,
@@ -35,6 +34,7 @@ from sava.replication.matrix import (
     Verdict,
     decide,
 )
+from sava.tasks import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -65,15 +65,15 @@ def there(remote: str, shape: replica_pb2.TopicShape) -> There:
 
 class LinkTopicState:
     def __init__(
-        self, told: replication_pb2.LinkTopic, remote: str, *, throttle: Throttle, now: float
+        self, listed: replication_pb2.LinkTopic, remote: str, *, throttle: Throttle, now: float
     ) -> None:
         """``throttle``: of the link."""
-        self.topic = told.topic
+        self.topic = listed.topic
         self.remote = remote
         self._throttle = throttle
-        self.told = told
+        self.listed = listed
         self.partitions: list[PartitionState] = []
-        self._generation = told.generation
+        self._generation = listed.generation
         self._ids: dict[int, int] = {}
         """Of the topic there, by partition, as far as it was copied into."""
         self._recorded: dict[int, int] = {}
@@ -83,66 +83,67 @@ class LinkTopicState:
         self._verdict: Verdict | None = None
         self._failure: tuple[LinkState, str] | None = None
         """Why it could not be created or grown."""
-        self._delays = Delays()
+        self._backoff = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0.25)
         self._create_at = 0.0
         self._is_being_made = False
         self._retry_ms = 0
         self._is_kept = False
         self._said: dict[tuple[LinkState, str], float] = {}
         """What keeps it, and when that was last said in the log."""
-        self.follow(told, now)
+        self.follow(listed, now)
 
     # -- what is wanted here -------------------------------------------------------------------
 
-    def is_about(self, told: replication_pb2.LinkTopic) -> bool:
+    def is_about(self, listed: replication_pb2.LinkTopic) -> bool:
         """Whether that is this topic, and not another one of the same name."""
         ids = [partition.topic_id for partition in self.partitions]
-        return list(told.topic_ids[: len(ids)]) == ids
+        return list(listed.topic_ids[: len(ids)]) == ids
 
     def is_same(self, reported: replication_pb2.LinkTopic) -> bool:
         """Whether that was reported of this topic; it may have had fewer partitions then."""
         ids = [partition.topic_id for partition in self.partitions]
         return list(reported.topic_ids) == ids[: len(reported.topic_ids)]
 
-    def follow(self, told: replication_pb2.LinkTopic, now: float) -> bool:
+    def follow(self, listed: replication_pb2.LinkTopic, now: float) -> bool:
         """What the cluster says of it now; whether the remote should be looked at because of that."""
-        is_changed = (told.generation, told.partition_count) != (self._generation, self.told.partition_count)
-        self.told = told
-        if told.generation > self._generation:
+        before = self._generation, self.listed.partition_count
+        is_changed = (listed.generation, listed.partition_count) != before
+        self.listed = listed
+        if listed.generation > self._generation:
             log.info("replication: begun again topic=%s remote=%s", self.topic, self.remote)
-            self._generation = told.generation
+            self._generation = listed.generation
             self._ids, self._recorded = {}, {}
             self._is_tombstone = self._has_stone = False
             self._verdict = None
-            self._delays.reset()
+            self._backoff.reset()
             for partition in self.partitions:
                 partition.renew()
-        elif told.generation == self._generation:
-            self._recorded = _by_number(told.remote_topic_ids) or self._recorded
-            self._ids = {**_by_number(told.remote_topic_ids), **self._ids}
-            self._is_tombstone |= told.is_tombstone
-            self._has_stone |= told.is_tombstone
+        elif listed.generation == self._generation:
+            self._recorded = _by_number(listed.remote_topic_ids) or self._recorded
+            self._ids = {**_by_number(listed.remote_topic_ids), **self._ids}
+            self._is_tombstone |= listed.is_tombstone
+            self._has_stone |= listed.is_tombstone
         self._add_partitions(now)
-        if told.start_offsets:
-            for partition, offset in zip(self.partitions, told.start_offsets, strict=False):
+        if listed.start_offsets:
+            for partition, offset in zip(self.partitions, listed.start_offsets, strict=False):
                 partition.start_at(offset)
         return is_changed
 
     def _add_partitions(self, now: float) -> None:
-        last = {each.partition: each for each in self.told.partitions}
-        is_partitioned = self.told.partition_count > 0
-        for number in range(len(self.partitions), len(self.told.topic_ids)):
+        last = {each.partition: each for each in self.listed.partitions}
+        is_partitioned = self.listed.partition_count > 0
+        for number in range(len(self.partitions), len(self.listed.topic_ids)):
             part = TopicPartition(self.topic, number)
             partition = PartitionState(
                 partition_name(part, partitioned=is_partitioned),
                 number,
-                self.told.topic_ids[number],
+                self.listed.topic_ids[number],
                 remedy=f"`sava replication recreate {self.topic} --remote {self.remote}`",
                 throttle=self._throttle,
                 now=now,
             )
-            if number < len(self.told.begins):
-                partition.recorded_begin = self.told.begins[number]
+            if number < len(self.listed.begins):
+                partition.recorded_begin = self.listed.begins[number]
             if number in last:
                 partition.seed(last[number], is_same_target=bool(self._ids.get(number)))
             self.partitions.append(partition)
@@ -150,32 +151,32 @@ class LinkTopicState:
     @property
     def start_us(self) -> int | None:
         """Copying begins with what was published then; None: not by time."""
-        start = self.told.policy.start
+        start = self.listed.policy.start
         return int(start) if start.isdecimal() else None
 
     @property
     def starts_at_first(self) -> bool:
         """Copying begins with the oldest message there is."""
-        return not self.told.start_offsets and self.start_us is None
+        return not self.listed.start_offsets and self.start_us is None
 
     # -- what there is at the remote -----------------------------------------------------------
 
     def describe(self, found: There, settings: Settings, *, retry_ms: int = 0) -> None:
         """By the remote's own word. ``retry_ms``: when it is asked again."""
         self._retry_ms = retry_ms
-        here = Here(topic=self.topic, partitions=self.told.partition_count, reliable=self.told.reliable)
+        here = Here(topic=self.topic, partitions=self.listed.partition_count, reliable=self.listed.reliable)
         width = max(self._ids, default=-1) + 1
         known = KnownThere(
             topic_ids=tuple(self._ids.get(number, 0) for number in range(width)),
             is_tombstone=self._is_tombstone,
-            is_grown=bool(self.told.grow_to),
+            is_grown=bool(self.listed.grow_to),
         )
         self._there, self._verdict = found, decide(here, found, settings, known)
         if self._verdict.state is LinkState.REMOTE_DELETED:
             self._is_tombstone = True
         if not self._wants_change:
             self._failure = None
-            self._delays.reset()
+            self._backoff.reset()
             self._ids |= {number: found.topic_ids[number] for number in self._verdict.copied}
         self.settle()
 
@@ -198,13 +199,13 @@ class LinkTopicState:
         if verdict is None or not self._wants_change or self._is_being_made or now < self._create_at:
             return None
         self._is_being_made = True
-        self._create_at = now + self._delays.next()  # if somebody deletes it at once
+        self._create_at = now + self._backoff.next()  # if somebody deletes it at once
         partitions = verdict.grow if verdict.create is None else verdict.create
-        return Creation(self.topic, partitions, self.told.reliable, grow=verdict.grow > 0)
+        return Creation(self.topic, partitions, self.listed.reliable, grow=verdict.grow > 0)
 
     def not_created(self, state: LinkState, reason: str, now: float, now_ms: int) -> None:
         self._is_being_made = False
-        delay = self._delays.next()
+        delay = self._backoff.next()
         self._create_at, self._retry_ms = now + delay, now_ms + round(delay * 1000)
         self._failure = (state, reason)
         self.settle()
@@ -255,7 +256,7 @@ class LinkTopicState:
                 partition.recorded_begin = begin
             self.settle()
 
-    # -- what is told --------------------------------------------------------------------------
+    # -- what is listed --------------------------------------------------------------------------
 
     def report(self, now: float) -> replication_pb2.LinkTopic:
         ids = [self._ids.get(number, 0) for number in range(max(self._ids, default=-1) + 1)]
@@ -266,7 +267,7 @@ class LinkTopicState:
             remote_topic_ids=ids,
             is_tombstone=self._is_tombstone,
             begins=[partition.due_begin for partition in self.partitions] if ids else (),
-            partitions=[told for partition in self.partitions if (told := partition.report(now)) is not None],
+            partitions=[each for partition in self.partitions if (each := partition.report(now)) is not None],
         )
 
     @property

@@ -47,9 +47,7 @@ from sava.client.errors import Denied, Refused
 from sava.errors import CallerError, Outcome, SavaError
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.pipeline.errors import at_source
-from sava.pipeline.replicate.chains import Stretch
-from sava.pipeline.replicate.target import TargetCluster
-from sava.pipeline.replicate.work import Errand, LinkEnds
+from sava.pipeline.replicate.target import Errand, LinkEnds, Stretch, TargetCluster
 from sava.pipeline.source.reading import Rows
 from sava.proto import replica_pb2 as pb
 from sava.records import STORED_COLUMNS, BatchTooLarge, RecordBatch, schema_of

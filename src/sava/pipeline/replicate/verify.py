@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -136,7 +136,7 @@ def _read(
     ranges: Mapping[int, tuple[int, int]] | None,
 ) -> DataFrame:
     """All that there is of these partitions if there are no ranges."""
-    options = {**as_options(side.access), "topic": question.topic}
+    options = {**side.access.options(), "topic": question.topic}
     for index, name in enumerate(("startingOffsets", "endingOffsets")):
         if ranges is not None:
             offsets = {str(partition): bounds[index] for partition, bounds in ranges.items()}
@@ -261,15 +261,3 @@ def _examples(joined: DataFrame) -> DataFrame:
     found = joined.select("partition", "cluster", "at", F.explode(what).alias("what"))
     first = F.row_number().over(Window.partitionBy("partition").orderBy("at", "what"))
     return found.withColumn("place", first).where(F.col("place") <= EXAMPLES).orderBy("partition", "place")
-
-
-def as_options(access: ClusterAccess) -> dict[str, Any]:
-    """As options of format("sava")."""
-    given = {
-        "service": access.service,
-        "token": access.token,
-        "tlsCa": access.ca,
-        "tlsCert": access.cert,
-        "tlsKey": access.key,
-    }
-    return {name: value for name, value in given.items() if value}

@@ -62,14 +62,6 @@ class RunnerLease(NamedTuple):
     peers: Sequence[Peer]
 
 
-class ReportAnswer(NamedTuple):
-    """The answer to a status report: whether the claim holds, and whether the pipeline is wanted."""
-
-    is_held: bool
-    is_wanted: bool
-    revision: int
-
-
 class JobStatus(NamedTuple):
     """The status of a pipeline that a runner reports."""
 
@@ -98,7 +90,9 @@ class RunnerControl(Protocol):
         """The number of the claim; 0 if another runner has it or the pipeline is not wanted."""
         ...
 
-    def report(self, name: str, claim: int, status: JobStatus) -> ReportAnswer: ...
+    def report(self, name: str, claim: int, status: JobStatus) -> pipelines_pb2.ReportPipelineResponse:
+        """Whether the claim holds, and whether the pipeline is wanted."""
+        ...
 
     def release(self, name: str, claim: int, status: JobStatus) -> None: ...
 
@@ -177,7 +171,7 @@ class AdminCalls:
 TTL_S: Final = 10.0
 
 
-class AdminRunnerControl:
+class AdminRunnerControl(AdminCalls):
     """The admin port as RunnerControl, for one thread. ``kinds`` and ``only`` are what the runner takes."""
 
     def __init__(
@@ -190,31 +184,18 @@ class AdminRunnerControl:
         tls: Tls | None = None,
         ttl_s: float = TTL_S,
     ) -> None:
+        super().__init__(addresses, tls=tls)
         self._runner = runner
         self._kinds = kinds
         self._only = only
         self._ttl_s = ttl_s
-        self._calls = AdminCalls(addresses, tls=tls)
-
-    @property
-    def service(self) -> str:
-        """Client addresses of the brokers, separated by commas; empty until known."""
-        return self._calls.service
-
-    @property
-    def admin(self) -> str:
-        """Admin addresses, also of brokers that joined later."""
-        return self._calls.admin
-
-    def close(self) -> None:
-        self._calls.close()
 
     def join(self) -> RunnerLease:
         request = pipelines_pb2.JoinRunnerRequest(
             runner=self._runner, ttl_ms=round(self._ttl_s * 1000), kinds=self._kinds, only=self._only
         )
         response: pipelines_pb2.JoinRunnerResponse = self._ask("JoinRunner", request)
-        self._calls.refresh()
+        self.refresh()
         return RunnerLease(
             lease=response.lease,
             ttl_s=response.ttl_ms / 1000,
@@ -255,12 +236,12 @@ class AdminRunnerControl:
             return 0  # deleted since it was listed
         return response.claim if response.is_granted else 0
 
-    def report(self, name: str, claim: int, status: JobStatus) -> ReportAnswer:
+    def report(self, name: str, claim: int, status: JobStatus) -> pipelines_pb2.ReportPipelineResponse:
         request = pipelines_pb2.ReportPipelineRequest(
             name=name, runner=self._runner, claim=claim, status=_status(status)
         )
         response: pipelines_pb2.ReportPipelineResponse = self._ask("ReportPipeline", request)
-        return ReportAnswer(response.is_held, response.is_wanted, response.revision)
+        return response
 
     def release(self, name: str, claim: int, status: JobStatus) -> None:
         request = pipelines_pb2.ReleasePipelineRequest(
@@ -269,7 +250,7 @@ class AdminRunnerControl:
         self._ask("ReleasePipeline", request)
 
     def _ask(self, method: str, request: Any) -> Any:
-        return self._calls.ask(method, request, pipelines_pb2_grpc.PipelinesStub)
+        return self.ask(method, request, pipelines_pb2_grpc.PipelinesStub)
 
 
 def _status(status: JobStatus) -> pipelines_pb2.PipelineStatus:

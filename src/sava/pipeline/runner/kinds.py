@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class SettingsInvalid(CallerError):
-    """The settings of a pipeline are invalid for its kind."""
+    """The settings of a pipeline are invalid for its kind, or the function that they name is."""
 
 
 class JobProgress(NamedTuple):
@@ -66,20 +66,14 @@ class PipelineJob(Protocol):
     def progress(self) -> JobProgress: ...
 
     @property
-    def end(self) -> JobEnd | None:
-        """None while the job runs and may still write."""
+    def end(self) -> str | None:
+        """The error that ended the job, empty after a stop request; None while it runs and may still
+        write."""
         ...
 
     def stop(self, *, now: bool) -> None:
         """Stop after the current batch, or now. May be called repeatedly."""
         ...
-
-
-class JobEnd(NamedTuple):
-    """The end of a job."""
-
-    error: str = ""
-    """Empty after a stop request."""
 
 
 class PipelineKind(Protocol):
@@ -101,10 +95,6 @@ _FUNCTION: Final = re.compile(r"[\w.]+:\w+")
 _TRIGGER: Final = re.compile(r"\d+(\.\d+)? ?(ms|milliseconds?|s|seconds?|m|minutes?|hours?)")
 LAG_TIMEOUT_S: Final = 5.0
 TOPICS: Final = "sava"
-
-
-class FunctionInvalid(CallerError):
-    """The user's function does not exist or returns no DataFrame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,21 +197,21 @@ class Custom(PipelineKind):
 
 
 def applied(function: str, rows: DataFrame) -> DataFrame:
-    """Call the user's function. Raises FunctionInvalid, and what the function raises."""
+    """Call the user's function. Raises SettingsInvalid, and what the function raises."""
     from pyspark.sql import DataFrame as AnyDataFrame
 
     module, _, name = function.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
-        raise FunctionInvalid(
+        raise SettingsInvalid(
             f"function {function}: {error}; the runner finds modules by PYTHONPATH and --python-path"
         ) from error
     if not callable(found):
-        raise FunctionInvalid(f"function {function}: there is no such function in {module}")
+        raise SettingsInvalid(f"function {function}: there is no such function in {module}")
     result = found(rows)
     if not isinstance(result, AnyDataFrame):
-        raise FunctionInvalid(
+        raise SettingsInvalid(
             f"function {function} has returned {type(result).__name__}; it must return a DataFrame"
         )
     return result

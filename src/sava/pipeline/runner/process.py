@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from sava.client.connection import Tls
 from sava.client.errors import ClientError
+from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.launch import DEFAULT_MASTER, JavaGone, java_of_spark, open_session
 from sava.pipeline.runner.control import TTL_S, AdminRunnerControl
-from sava.pipeline.runner.hosted import STUCK_S
 from sava.pipeline.runner.kinds import Custom, PipelineKind
-from sava.pipeline.runner.runner import NotStopped, PipelineRunner
+from sava.pipeline.runner.runner import STUCK_S, NotStopped, PipelineRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +59,7 @@ class RunnerOptions:
 
 
 def run(options: RunnerOptions) -> int:
-    """Run until a signal and return the exit code. Raises JavaMissing, SparkMissing, SparkRefused."""
+    """Run until a signal and return the exit code. Raises SparkMissing, SparkRefused."""
     stop_asked = threading.Event()
     for number in SIGNALS:
         signal.signal(number, lambda *_: stop_asked.set())
@@ -119,19 +119,11 @@ def _kinds(
     def admin() -> str:
         return control.admin
 
-    access = _certificates(options.tls)
+    access = ClusterAccess.by_files("", options.tls).options()
     return {
         "custom": Custom(session, service, options.checkpoints, access=access),
         "replicate": Replicate(session, service, runner=runner, admin=admin, tls=options.tls),
     }
-
-
-def _certificates(tls: Tls | None) -> dict[str, str]:
-    """The certificates as options of format("sava")."""
-    if tls is None:
-        return {}
-    files = {"tlsCa": tls.ca, "tlsCert": tls.cert, "tlsKey": tls.key}
-    return {name: str(file) for name, file in files.items() if file is not None}
 
 
 def _require_java() -> None:

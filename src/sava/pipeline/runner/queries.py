@@ -21,31 +21,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sava.errors import SavaError
+from sava.pipeline.calls import PartitionExtent
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.pipeline.launch import brief
 from sava.pipeline.options import TopicChoice, TopicPartition, to_offsets
 from sava.pipeline.runner.control import UNKNOWN_LAG
-from sava.pipeline.runner.kinds import JobEnd, JobProgress, PipelineJob
+from sava.pipeline.runner.kinds import JobProgress, PipelineJob
 from sava.pipeline.source.query import QueryTopics
-from sava.pipeline.tails import PartitionExtent
 
 log = logging.getLogger(__name__)
 
 MAX_SAMPLES: Final = 512
-
-
-class Behind(NamedTuple):
-    """The lag of a query."""
-
-    messages: int = UNKNOWN_LAG
-    seconds: float = UNKNOWN_LAG
 
 
 class Lag:
@@ -69,14 +62,14 @@ class Lag:
                 if index % 2 == 0 or index == len(self._samples) - 1
             )
 
-    def behind(self, position: Mapping[TopicPartition, int] | None, now: float) -> Behind:
-        """The lag at ``position``, which is None while unknown."""
+    def behind(self, position: Mapping[TopicPartition, int] | None, now: float) -> tuple[int, float]:
+        """The lag in messages and in seconds at ``position``, which is None while unknown."""
         if position is None or not self._samples:
-            return Behind()
+            return UNKNOWN_LAG, UNKNOWN_LAG
         while len(self._samples) > 1 and not _beyond(self._samples[0][1], position):
             self._samples.popleft()
         messages = _beyond(self._samples[-1][1], position)
-        return Behind(messages, now - self._samples[0][0] if messages else 0.0)
+        return messages, now - self._samples[0][0] if messages else 0.0
 
     @property
     def has_grown(self) -> bool:
@@ -110,7 +103,7 @@ class QueryJob(PipelineJob):
         self._ends = TopicEnds(name, access, topics)
         self._query: StreamingQuery | None = None
         self._progress = JobProgress()
-        self._end: JobEnd | None = None
+        self._end: str | None = None
         self._stop_wanted = threading.Event()
         self._stop_now = threading.Event()
         self._is_begun = False
@@ -123,7 +116,7 @@ class QueryJob(PipelineJob):
         return self._progress
 
     @property
-    def end(self) -> JobEnd | None:
+    def end(self) -> str | None:
         return self._end
 
     def stop(self, *, now: bool) -> None:
@@ -134,7 +127,7 @@ class QueryJob(PipelineJob):
             query = self._query
             if not self._is_begun:
                 # A preparation may still wait for brokers; it sees the stop request before the start.
-                self._end = JobEnd()
+                self._end = ""
         if now and query is not None:
             threading.Thread(
                 target=self._interrupt, args=(query,), name=f"stopping {self._name}", daemon=True
@@ -152,17 +145,17 @@ class QueryJob(PipelineJob):
     def _run(self) -> None:
         try:
             self._work()
-            end = JobEnd()
+            end = ""
         except SavaError as error:
-            end = JobEnd(str(error))
+            end = str(error)
         except Exception as error:
-            end = JobEnd(brief(error))
+            end = brief(error)
             if not self._stop_wanted.is_set():
                 log.exception("pipelines: the query has failed name=%s", self._name)
         finally:
-            self._ends.close()
+            self._ends.closed.set()
         self._progress = self._progress._replace(rate=0.0)
-        self._end = JobEnd() if self._stop_wanted.is_set() else end
+        self._end = "" if self._stop_wanted.is_set() else end
 
     def _work(self) -> None:
         session = self._spark.newSession()
@@ -203,8 +196,8 @@ class QueryJob(PipelineJob):
                 seen.note(each, now)
         elif last is not None:
             seen.note(last, now)
-        behind = self._ends.behind(seen.position)
-        has_backlog = behind.messages > 0
+        messages, seconds = self._ends.behind(seen.position)
+        has_backlog = messages > 0
         if seen.position is None:
             has_backlog = self._ends.has_grown or bool(query.status["isDataAvailable"])
         self._progress = JobProgress(
@@ -213,8 +206,8 @@ class QueryJob(PipelineJob):
             rows=seen.rows,
             rate=seen.rate(now),
             batch=max(seen.batch, 0),
-            lag_messages=behind.messages,
-            lag_seconds=behind.seconds,
+            lag_messages=messages,
+            lag_seconds=seconds,
             has_backlog=has_backlog,
             pulse=self._pulse(query) if has_backlog else None,
         )
@@ -272,15 +265,12 @@ class TopicEnds:
         self._choice = topics
         self._lag = Lag()
         self._guard = threading.Lock()
-        self._closed = threading.Event()
+        self.closed = threading.Event()
 
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"lag of {self._name}", daemon=True).start()
 
-    def close(self) -> None:
-        self._closed.set()
-
-    def behind(self, position: Mapping[TopicPartition, int] | None) -> Behind:
+    def behind(self, position: Mapping[TopicPartition, int] | None) -> tuple[int, float]:
         with self._guard:
             return self._lag.behind(position, time.monotonic())
 
@@ -292,14 +282,14 @@ class TopicEnds:
     def _run(self) -> None:
         topics: QueryTopics | None = None
         reason = ""
-        while not self._closed.wait(self.EVERY_S):
+        while not self.closed.wait(self.EVERY_S):
             try:
                 cluster = ClusterClient.of(self._access)
                 if topics is None:
                     chosen = QueryTopics(cluster, self._choice)
                     chosen.look_up()
                     topics = chosen
-                topics.refresh()
+                topics.refreshing.poke()
                 names = topics.names
                 found = cluster.extents(list(names.values()))
             except SavaError as error:

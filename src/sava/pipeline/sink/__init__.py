@@ -2,8 +2,7 @@
 
 ============  =============================================================================
 ``writers``   the sink as Spark calls it: columns are checked, tasks write, the driver commits
-``routing``   rows to partitions of topics, and to record batches of a good size
-``delivery``  batches to staged objects (exactly once) or to brokers (at least once)
+``routing``   rows to partitions of topics and to record batches; these to staged objects or to brokers
 ============  =============================================================================
 """
 

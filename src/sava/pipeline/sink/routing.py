@@ -1,4 +1,5 @@
-"""Routing: rows go to partitions of topics and become record batches, whole Arrow batches at a time.
+"""What a task of the sink does: rows go to partitions of topics and become record batches, whole Arrow
+batches at a time; the batches go to staged objects (exactly once) or to brokers (at least once).
 
 A row goes to its ``partition`` if it has one, else to the partition of its key (as in
 ``sava.client.producer``), else to the partition whose turn it is: rows without a key go in runs, since full
@@ -9,22 +10,45 @@ in a batch cost no more than one.
 Spark hands over about ten thousand rows at a time, and routing cuts them up. A record batch costs about the
 same with ten messages or ten thousand. So rows wait in the ``Batcher``, as Arrow slices, until a partition
 has enough of them, or all partitions together have too many.
+
+**Exactly once** (``TaskStage``). A task leaves objects in the store for the commit:
+
+    object   | batches for orders-part-0 | batches for orders-part-1 | …
+    section    ^ start .. end, checksum
+
+The task collects encoded batches by partition and puts them as one object with a section for each partition.
+Beyond OBJECT_BYTES it starts another object, so that memory stays bounded, no disk is needed, and no object
+exceeds what a store takes in one request. Readers see nothing of it before the commit names it. Object names
+are new for every attempt of a task: attempts can run concurrently, and Spark's choice names its own objects
+in its commit message.
+
+**At least once** (``TaskPublisher``). A producer for each partition publishes a few batches ahead of the
+receipts; the task encodes meanwhile and waits when a partition is behind. The task succeeds when every batch
+has its receipt. Spark repeats a task that fails, or whose process dies, from its beginning: hence at least
+once.
 """
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
+import google_crc32c
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.client.producer import fnv1a
-from sava.pipeline.cluster import TopicPartitions
+from sava.errors import SavaError
+from sava.pipeline.cluster import Objects, PartitionPublisher, TopicPartitions
 from sava.pipeline.errors import WriteRefused
+from sava.proto import writers_pb2 as pb
 from sava.records import BatchTooLarge, Compression, InvalidMessage, RecordBatch
 
 RUN_ROWS: Final = 1000
@@ -294,3 +318,124 @@ def _with_times(rows: Any, now: int) -> Any:
     times = rows.column(index)
     filled = pc.fill_null(times, pa.scalar(now, pa.timestamp("us", tz="UTC")).cast(times.type))
     return rows.set_column(index, "publish_time", filled)
+
+
+OBJECT_BYTES: Final = 64 << 20
+
+
+@dataclass(slots=True)
+class _StagedSection:
+    batches: list[bytes] = field(default_factory=list)
+    size: int = 0
+    messages: int = 0
+    largest: int = 0
+    crc32c: int = 0
+
+
+class TaskStage:
+    """The staged objects of one attempt of a task."""
+
+    def __init__(self, where: pb.StagingResponse, name: str, *, object_bytes: int = OBJECT_BYTES) -> None:
+        """``name`` helps people who look into the store."""
+        self._url = where.store_url
+        self._key = f"{where.prefix.rstrip('/')}/{name}-{uuid.uuid4().hex}"
+        self._object_bytes = object_bytes
+        self._parts: dict[str, _StagedSection] = {}
+        self._size = 0
+        self._objects = 0
+        self._sections: list[pb.Section] = []
+        self._put: Future[None] | None = None
+
+    def add(self, topic: str, batch: RecordBatch, largest: int) -> None:
+        data = batch.to_bytes()
+        if self._size and self._size + len(data) > self._object_bytes:
+            self._close_object()
+        part = self._parts.get(topic)
+        if part is None:
+            part = self._parts[topic] = _StagedSection()
+        part.batches.append(data)
+        part.size += len(data)
+        part.messages += len(batch)
+        part.largest = max(part.largest, largest)
+        part.crc32c = google_crc32c.extend(part.crc32c, data)
+        self._size += len(data)
+
+    def finish(self) -> list[pb.Section]:
+        """Put the rest and return all sections, in the order of messages for each partition."""
+        if self._size:
+            self._close_object()
+        self._wait()
+        return self._sections
+
+    def abandon(self) -> list[str]:
+        """Wait for the last put and return the keys of objects that may exist."""
+        with suppress(SavaError):
+            self._wait()
+        return [f"{self._key}-{number}" for number in range(self._objects)]
+
+    def _close_object(self) -> None:
+        key = f"{self._key}-{self._objects}"
+        self._wait()
+        data = [batch for part in self._parts.values() for batch in part.batches]
+        self._put = Objects.of(self._url).start_put(key, data)
+        start = 0
+        for topic, part in self._parts.items():
+            end = start + part.size
+            self._sections.append(
+                pb.Section(
+                    topic=topic,
+                    key=key,
+                    start=start,
+                    end=end,
+                    messages=part.messages,
+                    largest=part.largest,
+                    crc32c=part.crc32c,
+                )
+            )
+            start = end
+        self._objects += 1
+        self._parts, self._size = {}, 0
+
+    def _wait(self) -> None:
+        """Wait for the put in flight. Only one is in flight while the next object fills: memory is
+        bounded."""
+        put, self._put = self._put, None
+        if put is not None:
+            put.result()
+
+
+PUBLISH_WAITING_BYTES: Final = 8 << 20
+"""Bytes of rows that wait for encoding. It bounds the batch size (``Batcher``) and so the bytes in flight: a
+partition has a few batches that wait, and a few more at its producer."""
+
+
+class TaskPublisher:
+    """Publishes the batches of one attempt of a task: completely, or it raises the error."""
+
+    def __init__(self, open_publisher: Callable[[str], PartitionPublisher]) -> None:
+        """``open_publisher``: for the batches of one partition."""
+        self._open = open_publisher
+        self._publishers: dict[str, PartitionPublisher] = {}
+        self._messages = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for publisher in self._publishers.values():
+            publisher.close()
+
+    def add(self, name: str, batch: RecordBatch, largest: int) -> None:
+        publisher = self._publishers.get(name)
+        if publisher is None:
+            publisher = self._publishers[name] = self._open(name)
+        publisher.put(batch)
+        self._messages += len(batch)
+
+    def finish(self) -> int:
+        """Wait until everything is published and return the number of messages."""
+        for publisher in self._publishers.values():
+            publisher.settle()
+        return self._messages

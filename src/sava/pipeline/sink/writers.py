@@ -52,12 +52,18 @@ from pyspark.sql.types import (
 
 from sava.client.errors import ClientError, OutcomeUnknown, Refused, TopicUnknown
 from sava.errors import SavaError
-from sava.pipeline.cluster import ClusterClient, TopicPartitions
+from sava.pipeline.cluster import ClusterClient, Objects, TopicPartitions
 from sava.pipeline.errors import WriteRefused
 from sava.pipeline.options import SinkOptions
-from sava.pipeline.per_process import Objects
-from sava.pipeline.sink.delivery import PUBLISH_WAITING_BYTES, TaskPublisher, TaskStage
-from sava.pipeline.sink.routing import WAITING_BYTES, Batcher, Emit, RowRouter
+from sava.pipeline.sink.routing import (
+    PUBLISH_WAITING_BYTES,
+    WAITING_BYTES,
+    Batcher,
+    Emit,
+    RowRouter,
+    TaskPublisher,
+    TaskStage,
+)
 from sava.proto import writers_pb2 as pb
 from sava.records import Compression
 
@@ -205,7 +211,7 @@ class _Sink:
             raise
 
     def _publish(self, router: RowRouter, rows: Iterable[Any], cluster: ClusterClient) -> None:
-        with TaskPublisher(cluster.publish) as publisher:
+        with TaskPublisher(cluster.publisher) as publisher:
             _feed(router, self._batcher(publisher.add, PUBLISH_WAITING_BYTES), rows)
             publisher.finish()
 

@@ -2,8 +2,7 @@
 
 ============  =============================================================================
 ``columns``   the columns of a message, and conditions on them that the source applies
-``readers``   the batch and the stream reader, as Spark calls them
-``query``     the state of a running stream on the driver: topics, ends, position
+``query``     the batch and the stream reader, as Spark calls them; the state of a running stream
 ``planning``  offset ranges: where they start and end, where messages are, tasks
 ``reading``   what a task does: segments from the object store, tails from owners
 ``decoding``  payloads as values, by registered schemas; ``values`` has the languages
@@ -13,15 +12,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql.types import DataType, StructType
 
 from sava.pipeline.cluster import ClusterClient
+from sava.pipeline.errors import SourceRefused
 from sava.pipeline.options import OptionError, SourceOptions
-from sava.pipeline.source.columns import COLUMNS, VALUE, Choice, ColumnsRefused, check_schema
-from sava.pipeline.source.query import QueryTopics
-from sava.pipeline.source.readers import BatchReader, FilteringReader, StreamReader
+from sava.pipeline.source.columns import COLUMNS, VALUE, Choice, check_schema
+from sava.pipeline.source.query import BatchReader, FilteringReader, QueryTopics, StreamReader
 
 if TYPE_CHECKING:
     from sava.pipeline.source.decoding import Decoder
@@ -38,7 +38,7 @@ def schema(options: Mapping[str, str]) -> StructType:
 
 
 def reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
-    """Raises OptionError, ColumnsRefused."""
+    """Raises OptionError, SourceRefused."""
     parsed = SourceOptions.parse(options, stream=False)
     check_schema(schema, decode=parsed.decode)
     kind = FilteringReader if parsed.filter_pushdown else BatchReader
@@ -46,7 +46,7 @@ def reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
-    """Raises OptionError, ColumnsRefused."""
+    """Raises OptionError, SourceRefused."""
     parsed = SourceOptions.parse(options, stream=True)
     check_schema(schema, decode=parsed.decode)
     return StreamReader(parsed, Choice(schema), _decoder_for(parsed, schema))
@@ -54,7 +54,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReade
 
 def _decoder(options: SourceOptions) -> Decoder:
     # Imported late: every Spark worker imports this package, and few need the schema languages.
-    from sava.pipeline.source.decoding import Decoder, RegistryFetch
+    from sava.pipeline.source.decoding import Decoder, fetch_schema
 
     subjects = QueryTopics(ClusterClient.of(options.access), options.topics).subjects()
     for topic, subject in subjects.items():
@@ -65,7 +65,7 @@ def _decoder(options: SourceOptions) -> Decoder:
         raise OptionError(
             "decode", "true", f"one schema for all topics is needed ({listed or 'no topic matches'})"
         )
-    return Decoder.of(next(iter(subjects.values())), RegistryFetch(options.access))
+    return Decoder.of(next(iter(subjects.values())), partial(fetch_schema, options.access))
 
 
 def _decoder_for(options: SourceOptions, schema: StructType) -> Decoder | None:
@@ -76,7 +76,7 @@ def _decoder_for(options: SourceOptions, schema: StructType) -> Decoder | None:
     latest = decoder = _decoder(options)
     while decoder.data_type != wanted:
         if decoder.version <= 1:
-            raise ColumnsRefused(
+            raise SourceRefused(
                 f'format("sava"): column {VALUE} is {latest.data_type.simpleString()} by schema '
                 f"{latest.subject}, and {wanted.simpleString()} was asked for"
             )

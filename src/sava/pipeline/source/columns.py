@@ -43,7 +43,7 @@ from pyspark.sql.types import (
 )
 
 from sava.client.messages import microseconds
-from sava.errors import CallerError
+from sava.pipeline.errors import SourceRefused
 from sava.pipeline.options import TopicPartition
 from sava.records import STORED_COLUMNS
 
@@ -70,21 +70,17 @@ COLUMNS: Final = StructType(
 DECODED_FROM: Final = ("payload", "schema_id", "schema_version")
 
 
-class ColumnsRefused(CallerError):
-    """The query asks for columns or types that messages do not have."""
-
-
 def check_schema(schema: StructType, *, decode: bool) -> None:
-    """Raises SchemaRefused unless it is a choice of the columns, in any order, with their types."""
+    """Raises SourceRefused unless it is a choice of the columns, in any order, with their types."""
     types: dict[str, DataType] = {field.name: field.dataType for field in COLUMNS}
     for field in schema:
         if field.name == VALUE and decode:
             continue
         if field.name not in types:
             hint = "; value needs the option decode=true" if field.name == VALUE else ""
-            raise ColumnsRefused(f'format("sava") has no column {field.name}: {", ".join(types)}{hint}')
+            raise SourceRefused(f'format("sava") has no column {field.name}: {", ".join(types)}{hint}')
         if field.dataType != types[field.name]:
-            raise ColumnsRefused(
+            raise SourceRefused(
                 f'format("sava"): column {field.name} is {types[field.name].simpleString()}, '
                 f"and {field.dataType.simpleString()} was asked for"
             )

@@ -48,14 +48,9 @@ Fetch = Callable[[str, int], SchemaResponse]
 """Fetches (subject, version), 0 for the latest. It must be picklable."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryFetch:
-    """Fetches schemas of a cluster with the client of the current process."""
-
-    access: ClusterAccess
-
-    def __call__(self, subject: str, version: int) -> SchemaResponse:
-        return ClusterClient.of(self.access).schema(subject, version)
+def fetch_schema(access: ClusterAccess, subject: str, version: int) -> SchemaResponse:
+    """A schema of a cluster, by the client of the current process."""
+    return ClusterClient.of(access).schema(subject, version)
 
 
 @dataclass(frozen=True, slots=True)

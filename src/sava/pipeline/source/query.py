@@ -1,4 +1,6 @@
-"""Query: the state of a running stream on the driver: its partitions, their ends, and its position.
+"""The readers of the source, as Spark calls them, and the state of a running stream on the driver.
+
+A ``Query`` has the partitions of a stream, their ends, and its position.
 
 One thread owns it, the one in which Spark calls the reader; topic look-ups and progress reports run in
 threads beside it. Topics are looked up again every few seconds: partitions are added, and new topics match a
@@ -6,6 +8,17 @@ pattern.
 
 The query merges the answers of brokers and keeps the last known end of a partition whose broker is down, so
 that the other partitions continue.
+
+A ``BatchReader`` reads a range of offsets that is fixed when Spark plans the query.
+
+Spark makes two ``StreamReader``s. One lives on the driver, in a process of its own, for as long as the query:
+it answers for offsets and partitions and keeps a ``Query``. Executors get the other one for its ``read``
+only.
+
+Spark asks for the latest offset a hundred times a second when nothing comes. So the answer waits until there
+are messages, or until a timeout. The timeout grows while nothing happens and is short after a batch: with
+several sources in a query each one waits while the others have messages. Spark stops a query without regard
+to that wait.
 """
 
 from __future__ import annotations
@@ -14,14 +27,32 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 from sava.client.errors import TopicUnknown
 from sava.errors import CallerError, SavaError
 from sava.pipeline.cluster import ClusterClient, PartitionExtent
 from sava.pipeline.errors import CREATED_ANEW, DELETED, TOPIC_GONE, DataLost, SourceRefused
-from sava.pipeline.options import SourceOptions, TopicChoice, TopicPartition, partition_name
+from sava.pipeline.options import (
+    Positions,
+    SourceOptions,
+    TopicChoice,
+    TopicPartition,
+    partition_name,
+    to_offsets,
+    to_positions,
+)
+from sava.pipeline.source.columns import Choice, Conditions
 from sava.pipeline.source.planning import (
     Piece,
     ReadTask,
@@ -31,6 +62,10 @@ from sava.pipeline.source.planning import (
     read_tasks,
     resolve,
 )
+from sava.pipeline.source.reading import TaskReader
+
+if TYPE_CHECKING:
+    from sava.pipeline.source.decoding import Decoder
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +116,7 @@ class QueryTopics:
         self._cluster = cluster
         self._choice = choice
         self._names: Mapping[TopicPartition, str] = {}
-        self._refresh = BackgroundTask("look up topics", self.look_up, every_s=REFRESH_S)
+        self.refreshing = BackgroundTask("look up topics", self.look_up, every_s=REFRESH_S)
 
     @property
     def names(self) -> Mapping[TopicPartition, str]:
@@ -94,10 +129,6 @@ class QueryTopics:
         # A partition stays: a query that has read from it decides what its deletion means.
         self._names = {**self._names, **names}
         return self._names
-
-    def refresh(self) -> None:
-        """Look topics up again in a thread, if that is due."""
-        self._refresh.poke()
 
     def forget_deleted(self) -> list[TopicPartition]:
         """Remove the partitions of deleted topics, and return them."""
@@ -209,7 +240,7 @@ class Query:
         done."""
         self._done = dict(start)
         if self._target is None:
-            self._topics.refresh()
+            self._topics.refreshing.poke()
             self._watch(start)
             ends = self.ends()
         else:
@@ -357,3 +388,129 @@ class Query:
             if self._reported.get(part) != offset and part in names:
                 self._cluster.advance(names[part], self._options.subscription, offset)
                 self._reported[part] = offset
+
+
+class BatchReader(DataSourceReader):
+    """A range of offsets as a table. Spark pickles it before ``partitions``: it holds only values."""
+
+    def __init__(self, options: SourceOptions, choice: Choice, decoder: Decoder | None) -> None:
+        self._options = options
+        self._choice = choice
+        self._decoder = decoder
+        self._conditions = Conditions()
+
+    def partitions(self) -> list[InputPartition]:
+        options, conditions = self._options, self._conditions
+        cluster = ClusterClient.of(options.access)
+        names = QueryTopics(cluster, options.topics).look_up()
+        starts = resolve(cluster, options.start, names, "startingOffsets")
+        ends = resolve(cluster, options.end, names, "endingOffsets")
+        extents = cluster.extents(list(names.values()))
+        history = SegmentHistory(cluster)
+        pieces: list[Piece] = []
+        for part, name in names.items():
+            if not conditions.accept(part):
+                continue
+            start, end = max(starts[part], conditions.offset.start), min(ends[part], conditions.offset.end)
+            start = self._kept(part, start, end, extents[name].start)
+            if start < end:
+                pieces += history.pieces(part, name, start, end, times=conditions.times)
+        # Spark makes one task of an empty list, with a partition of its own.
+        return [*read_tasks(pieces, history.store_url, min_partitions=options.min_partitions)] or [
+            ReadTask((), "")
+        ]
+
+    def _kept(self, part: TopicPartition, start: int, end: int, kept: int) -> int:
+        """The first offset to read. Only offsets that the user gave by number can be lost."""
+        if start >= kept or start >= end:
+            return start
+        lost = min(kept, end)
+        if not isinstance(self._options.start, Mapping):
+            return kept
+        if self._options.fail_on_data_loss:
+            raise DataLost(part, start, lost, DELETED)
+        log.warning("source: %s: offsets %s to %s are skipped: %s", part, start, lost, DELETED)
+        return kept
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, ReadTask)
+        reader = TaskReader(
+            self._options.access,
+            self._choice,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            decoder=self._decoder,
+            times=self._conditions.times,
+        )
+        return reader.read(partition)
+
+
+class FilteringReader(BatchReader):
+    """A BatchReader with filters. It is a class of its own because Spark refuses a reader with
+    ``pushFilters`` unless ``spark.sql.python.filterPushdown.enabled`` is set."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        self._conditions, left = self._conditions.push(filters)
+        return left
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Topics as an unbounded table."""
+
+    def __init__(self, options: SourceOptions, choice: Choice, decoder: Decoder | None) -> None:
+        self._options = options
+        self._choice = choice
+        self._decoder = decoder
+        self._started: Query | None = None
+
+    @property
+    def _query(self) -> Query:
+        if self._started is None:
+            self._started = Query(self._options)
+        return self._started
+
+    # -- on the driver ---------------------------------------------------------------------
+
+    def initialOffset(self) -> Positions:  # noqa: N802
+        return to_positions(self._query.beginning())
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._query.stop_at_present_end()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Spark passes one limit to ``latestOffset``; the options hold the other."""
+        options = self._options
+        if options.max_messages is not None:
+            return ReadMaxRows(options.max_messages)
+        return ReadMaxBytes(options.max_bytes) if options.max_bytes is not None else ReadAllAvailable()
+
+    def latestOffset(self, start: Mapping[str, Mapping[str, int]], limit: ReadLimit) -> Positions:  # noqa: N802
+        max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        if not isinstance(limit, ReadAllAvailable):
+            max_bytes = max_bytes or self._options.max_bytes
+        return to_positions(
+            self._query.advance(to_offsets(start), max_messages=max_messages, max_bytes=max_bytes)
+        )
+
+    def reportLatestOffset(self) -> Positions | None:  # noqa: N802
+        return to_positions(self._query.ends()) or None
+
+    def partitions(
+        self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
+    ) -> list[InputPartition]:
+        return [*self._query.plan(to_offsets(start), to_offsets(end))]
+
+    def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
+        self._query.committed()
+
+    # -- on executors ----------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, ReadTask)
+        reader = TaskReader(
+            self._options.access,
+            self._choice,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            decoder=self._decoder,
+        )
+        return reader.read(partition)

@@ -27,10 +27,9 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sava.pipeline.cluster import ClusterAccess, ClusterClient, OffsetGone
+from sava.pipeline.cluster import ClusterAccess, ClusterClient, Objects, OffsetGone
 from sava.pipeline.errors import DELETED, DataLost, TopicReplaced
 from sava.pipeline.options import TopicPartition
-from sava.pipeline.per_process import Objects
 from sava.pipeline.source.columns import VALUE, Bounds, Choice, in_time
 from sava.pipeline.source.planning import Piece, ReadTask
 from sava.records import RecordBatch

@@ -16,8 +16,7 @@ from grpc import aio
 from sava.client.loop_thread import LoopThread
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.pipeline.options import TopicPartition
-from sava.pipeline.replicate.target import TargetCluster
-from sava.pipeline.replicate.work import Errand, LinkEnds
+from sava.pipeline.replicate.target import Errand, LinkEnds, TargetCluster
 from sava.pipeline.source.planning import Piece
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -17,7 +18,7 @@ from sava.pipeline.replicate.acks import (
     SubscriptionName,
     joined,
 )
-from sava.pipeline.replicate.work import LinkEnds
+from sava.pipeline.replicate.target import LinkEnds
 from sava.proto import replica_pb2 as pb
 
 ENDS = LinkEnds(
@@ -123,9 +124,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def subscriptions(clusters: Clusters, clock: Clock) -> Iterator[AckSync]:
-    made = AckSync(clusters, clusters, ENDS, clock=clock)
+    made = AckSync(partial(clusters.read_acks, timeout_s=1.0), clusters.apply_acks, ENDS, clock=clock)
     yield made
-    made.close()
+    made.pool.shutdown()
 
 
 def test_all_is_said_once_and_then_only_what_is_new(
@@ -169,10 +170,10 @@ def test_a_driver_that_begins_anew_goes_on_where_the_target_was_told_everything(
     clusters.acked[ORDERS] = [(0, 500), (600, 610)]
     subscriptions.sync(WANTED)
     clusters.acked[ORDERS] = [(0, 505), (600, 610)]
-    again = AckSync(clusters, clusters, ENDS, clock=clock)
+    again = AckSync(partial(clusters.read_acks, timeout_s=1.0), clusters.apply_acks, ENDS, clock=clock)
     again.sync(WANTED)
     assert pairs(clusters.applied[-1].acks[0].ranges) == [(500, 505), (600, 610)]
-    again.close()
+    again.pool.shutdown()
 
 
 def test_what_is_acked_before_it_is_copied_is_said_again_when_it_is(
@@ -198,10 +199,10 @@ def test_a_driver_that_dies_before_that_loses_nothing(
     clusters.acked[ORDERS], clusters.position = [(0, 10)], 4
     subscriptions.sync(WANTED)
     clusters.position = 20
-    again = AckSync(clusters, clusters, ENDS, clock=clock)
+    again = AckSync(partial(clusters.read_acks, timeout_s=1.0), clusters.apply_acks, ENDS, clock=clock)
     again.sync(WANTED)
     assert clusters.offsets() == [(0, 10)]
-    again.close()
+    again.pool.shutdown()
 
 
 def test_what_stays_away_is_said_less_and_less_often(
@@ -286,9 +287,11 @@ def test_what_was_not_said_yet_is_kept_at_the_source(clusters: Clusters, clock: 
             return {}
 
     sent = Sent()
-    cursors = SlotUpdater(sent, "west", every_s=3600)
+    cursors = SlotUpdater(partial(sent.advance_all, timeout_s=1.0), "west", every_s=3600)
     cursors._is_closed.set()  # no thread: the test sends
-    subscriptions = AckSync(clusters, clusters, ENDS, cursors, clock=clock)
+    subscriptions = AckSync(
+        partial(clusters.read_acks, timeout_s=1.0), clusters.apply_acks, ENDS, cursors, clock=clock
+    )
     clusters.acked[ORDERS] = [(0, 30)]
     clusters.target_trouble = Unavailable("west is down")
     subscriptions.sync(WANTED)
@@ -303,4 +306,4 @@ def test_what_was_not_said_yet_is_kept_at_the_source(clusters: Clusters, clock: 
     subscriptions.sync({})
     cursors.send()
     assert sent.offsets == {ORDERS: 50}
-    subscriptions.close()
+    subscriptions.pool.shutdown()

@@ -9,8 +9,7 @@ import grpc
 import pytest
 
 from sava.client.errors import ClientError, Denied, Unavailable
-from sava.pipeline.replicate.chains import UNANSWERED, UNANSWERED_BYTES, Chain, Stretch
-from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.target import UNANSWERED, UNANSWERED_BYTES, Chain, Stretch, TargetCluster
 from sava.proto import replica_pb2 as pb
 from sava.records import RecordBatch
 from tests.support.waiting import OwnTime

@@ -15,7 +15,7 @@ from sava.client.errors import Denied, Unavailable
 from sava.pipeline.cluster import ClusterClient, OffsetGone
 from sava.pipeline.replicate import copying
 from sava.pipeline.replicate.copying import copy
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand
 from sava.proto import replica_pb2 as pb
 from sava.records import RecordBatch
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import pytest
 
@@ -40,7 +41,7 @@ def source() -> Source:
 
 @pytest.fixture
 def cursors(source: Source) -> Iterator[SlotUpdater]:
-    made = SlotUpdater(source, "west", every_s=0.01)
+    made = SlotUpdater(partial(source.advance_all, timeout_s=1.0), "west", every_s=0.01)
     yield made
     source.may_answer.set()
     made.close()

@@ -12,9 +12,10 @@ import pytest
 from sava.client.errors import Refused, TopicUnknown, Unavailable
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from sava.pipeline.replicate import rounds
-from sava.pipeline.replicate.job import Edges, LinkJob
-from sava.pipeline.replicate.target import TargetCluster
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand
+from sava.pipeline.replicate.background import AdminLinkControl
+from sava.pipeline.replicate.job import LinkJob
+from sava.pipeline.replicate.rounds import CopyEngine
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand, TargetCluster
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from tests.support.waiting import PATIENCE_S, OwnTime
@@ -136,10 +137,14 @@ class Cluster:
         return {}
 
 
-class Control:
+class Control(AdminLinkControl):
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self.link, self.report, self.close = cluster.control_link, cluster.report, cluster.close
+        for name, call in (
+            ("link", cluster.control_link),
+            ("report", cluster.report),
+            ("close", cluster.close),
+        ):
+            setattr(self, name, call)
 
 
 class Remote:
@@ -189,7 +194,7 @@ class Remote:
         return self.shapes[topic]
 
 
-class Engine:
+class Engine(CopyEngine):
     """Copies at once what it is asked to, unless ordered otherwise. A partition in two shares at a time is a
     failure."""
 
@@ -248,8 +253,8 @@ class World:
         self.jobs: list[LinkJob] = []
 
     def start(self) -> LinkJob:
-        edges = Edges(Control(self.cluster), self.engine, ClusterAccess("127.0.0.1:1"))
-        job = LinkJob("replicate-west", "west", "me", edges)
+        edges = (Control(self.cluster), self.engine, ClusterAccess("127.0.0.1:1"))
+        job = LinkJob("replicate-west", "west", "me", *edges)
         self.jobs.append(job)
         return job
 
@@ -358,7 +363,7 @@ def test_the_chain_begins_where_the_policy_says_and_only_once(world: World) -> N
     assert world.engine.errands[-1].begin is None
     world.stop(job)
     assert job.end is not None
-    assert not job.end.error
+    assert not job.end
 
 
 def test_a_chain_that_was_there_and_is_not_is_no_reason_to_begin_anew(world: World) -> None:
@@ -513,7 +518,7 @@ def test_a_link_that_is_refused_has_failed(world: World) -> None:
     job = world.start()
     until(lambda: job.end is not None, "it ends")
     assert job.end is not None
-    assert job.end.error == "there is no remote west"
+    assert job.end == "there is no remote west"
     until(lambda: world.cluster.is_closed, "nothing is left open")
 
 
@@ -540,7 +545,7 @@ def test_a_round_that_does_not_end_keeps_no_failed_link_from_ending(
     monkeypatch.setattr(rounds, "OVERDUE_S", 0.0)
     until(lambda: job.end is not None, "it ends")
     assert job.end is not None
-    assert job.end.error == "there is no remote west"
+    assert job.end == "there is no remote west"
 
 
 def test_it_stops_after_the_rounds_that_are_under_way(world: World) -> None:
@@ -561,7 +566,7 @@ def test_it_stops_after_the_rounds_that_are_under_way(world: World) -> None:
     released.set()
     until(lambda: job.end is not None, "it ends")
     assert job.end is not None
-    assert not job.end.error
+    assert not job.end
     assert world.cluster.last()[0].position == 15  # the last report knows it
 
 
@@ -581,4 +586,4 @@ def test_told_to_stop_now_it_cancels_what_is_under_way(world: World) -> None:
     job.stop(now=True)
     until(lambda: job.end is not None, "it ends")
     assert job.end is not None
-    assert not job.end.error
+    assert not job.end

@@ -5,18 +5,22 @@ from __future__ import annotations
 import pytest
 
 from sava.pipeline.cluster import PartitionExtent
-from sava.pipeline.replicate.pace import Delays, Rate, Throttle
 from sava.pipeline.replicate.partitions import (
     BELIEVED_AFTER_S,
+    FIRST_DELAY_S,
     GROWS_AFTER_S,
     IDLE_S,
+    LONGEST_DELAY_S,
     ROUND_BYTES,
     CopyStep,
     PartitionState,
+    Rate,
+    Throttle,
 )
-from sava.pipeline.replicate.work import CopyOutcome
+from sava.pipeline.replicate.target import CopyOutcome
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import LinkState
+from sava.tasks import Backoff
 
 NAME = "/default/orders-part-0"
 REMEDY = "`sava replication recreate`"
@@ -88,7 +92,7 @@ class TestPlanning:
         assert step is not None
         state.begin_step(step, 0.0)
         state.note(CopyOutcome(name=NAME), 0.0, 0)
-        assert (state.begin, state.position, state.was_seen, state.is_told) == (3, 3, False, True)
+        assert (state.begin, state.position, state.was_seen, state.is_answered) == (3, 3, False, True)
         state.see(PartitionExtent(5, 5, 10), 0.0, 0)  # retention goes on
         assert state.begin == 3
 
@@ -458,7 +462,7 @@ class TestTelling:
         assert state.oldest_us == 0  # longer than it is watched, and nobody knows how long
         assert state.wants_time(0.0) == 4
         assert state.wants_time(0.0) is None  # not all the time
-        state.note_time(4, 50 * US)
+        state.age.learn(4, 50 * US)
         assert state.oldest_us == 50 * US
         state.see(PartitionExtent(0, 0, 20), 1.0, 101 * US)
         told(state, 12, messages=8)
@@ -545,7 +549,7 @@ class TestPace:
         assert throttle.portions([1] * 200, 0.0) == [1] * 100 + [0] * 100
 
     def test_delays_double_to_a_minute(self) -> None:
-        delays = Delays(chance=lambda low, high: high)
+        delays = Backoff(FIRST_DELAY_S, LONGEST_DELAY_S, jitter=0)
         assert [delays.next() for _ in range(11)] == [
             *(0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2),
             60.0,

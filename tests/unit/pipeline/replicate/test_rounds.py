@@ -15,8 +15,7 @@ from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from sava.pipeline.options import TopicPartition
 from sava.pipeline.replicate import rounds as module
 from sava.pipeline.replicate.copying import copy
-from sava.pipeline.replicate.pace import Throttle
-from sava.pipeline.replicate.partitions import CopyStep, PartitionState
+from sava.pipeline.replicate.partitions import CopyStep, PartitionState, Throttle
 from sava.pipeline.replicate.rounds import (
     MAX_ROUNDS,
     CopyCandidate,
@@ -29,7 +28,7 @@ from sava.pipeline.replicate.rounds import (
     share_out,
     skip,
 )
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand, LinkEnds
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand, LinkEnds
 from sava.pipeline.source.planning import Piece
 from sava.proto import streams_pb2
 from tests.support.waiting import PATIENCE_S
@@ -138,7 +137,7 @@ class TestSharing:
         assert len(share_out([errand("t", 1 << 30)], ENDS, tasks=8, budget_s=1.0)) == 1
 
 
-class Engine:
+class Engine(module.CopyEngine):
     """Runs what the test says, in the thread that asks."""
 
     cores = 2
@@ -347,7 +346,7 @@ class TestRationing:
     def test_what_failed_was_not_copied(self) -> None:
         self.throttled(100, 1000)
         (partition,) = self.partitions
-        partition.is_told = True
+        partition.is_answered = True
         step = partition.plan(0.0, 0)
         assert step is not None
         ((_, (chosen,)),) = ration([(Weight.LIGHT, [CopyCandidate(partition, step)])], self.throttle, 0.0)

@@ -8,9 +8,8 @@ import pytest
 
 from sava.client.errors import Denied, Refused, Unavailable
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
-from sava.pipeline.replicate.target import TargetCluster
+from sava.pipeline.replicate.target import LinkEnds, TargetCluster
 from sava.pipeline.replicate.translation import NotLearned, SchemaConflict, Schemas
-from sava.pipeline.replicate.work import LinkEnds
 from sava.proto import danube_schema_pb2
 from sava.proto import replica_pb2 as pb
 from sava.records import STORED_COLUMNS, Message, RecordBatch

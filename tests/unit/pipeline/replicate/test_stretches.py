@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sava.pipeline.replicate.chains import Stretch
+from sava.pipeline.replicate.target import Stretch
 from sava.pipeline.replicate.translation import (
     CopyRoute,
     MessageTooLargeForTarget,

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from sava.pipeline import several
+from sava.pipeline import calls as calls_module
 from sava.pipeline.cluster import ClusterClient
 from sava.pipeline.replicate import copying
 from sava.pipeline.replicate.copying import copy
-from sava.pipeline.replicate.work import CopyOutcome, CopyShare, Errand
+from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand
 from sava.proto import replica_pb2 as pb
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 from tests.unit.pipeline.replicate.memory import MemoryChain, Remote, Source, World
@@ -213,7 +213,7 @@ def test_a_target_that_falls_silent_is_not_waited_for(
 def test_a_call_has_no_more_than_it_may(
     world: World, errands: list[Errand], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(several, "MAX_EACH", 8)
+    monkeypatch.setattr(calls_module, "MAX_EACH", 8)
     assert {outcome.code for outcome in run(world, errands)} == {""}
     assert sorted(map(len, world.source.together)) == [4, 8, 8]
     assert sorted(name for names in world.replica.together for name in names) == sorted(NAMES)
@@ -228,7 +228,7 @@ def test_more_than_fits_into_calls_is_copied_all_the_same(
     """From the source, what is beyond the limit of a call comes one by one; to the target go more calls."""
     size = sum(each.header.length for each in world.source.topics[NAMES[0]].batches[1:])
     monkeypatch.setattr(copying, "READ_BYTES", 10 * size)
-    monkeypatch.setattr(several, "PART_BYTES", 3 * size)
+    monkeypatch.setattr(calls_module, "PART_BYTES", 3 * size)
     assert {outcome.code for outcome in run(world, errands)} == {""}
     assert len(world.replica.together) > 1
     assert 0 < world.replica.openings < len(NAMES)

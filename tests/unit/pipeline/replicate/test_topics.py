@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sava.pipeline.cluster import PartitionExtent
-from sava.pipeline.replicate.pace import Throttle
+from sava.pipeline.replicate.partitions import Throttle
+from sava.pipeline.replicate.target import CopyOutcome
 from sava.pipeline.replicate.topics import Creation, LinkTopicState, there
-from sava.pipeline.replicate.work import CopyOutcome
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import LinkState, Mismatch, Settings

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sava.client.errors import Refused, Unavailable
-from sava.pipeline.runner.control import JobStatus, ListedPipeline, Peer, ReportAnswer, RunnerLease
-from sava.pipeline.runner.kinds import JobEnd, JobProgress, PipelineJob, PipelineKind, SettingsInvalid
+from sava.pipeline.runner.control import JobStatus, ListedPipeline, Peer, RunnerLease
+from sava.pipeline.runner.kinds import JobProgress, PipelineJob, PipelineKind, SettingsInvalid
 from sava.pipeline.runner.runner import PipelineRunner
+from sava.proto import pipelines_pb2 as pb
 
 TTL_S = 10.0
 
@@ -28,7 +29,7 @@ class FakeJob(PipelineJob):
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         self.name, self.settings = name, settings
         self.shown = JobProgress(is_running=True, has_worked=True)
-        self.ended: JobEnd | None = None
+        self.ended: str | None = None
         self.stops: list[bool] = []
         self.is_stubborn = False
         self.in_batch = False
@@ -38,18 +39,18 @@ class FakeJob(PipelineJob):
         return self.shown
 
     @property
-    def end(self) -> JobEnd | None:
+    def end(self) -> str | None:
         return self.ended
 
     def stop(self, *, now: bool) -> None:
         self.stops.append(now)
         if not self.is_stubborn and (now or not self.in_batch):
-            self.ended = JobEnd()
+            self.ended = ""
 
     def finish(self) -> None:
         self.in_batch = False
         if self.stops and not self.is_stubborn:
-            self.ended = JobEnd()
+            self.ended = ""
 
 
 class FakeKind(PipelineKind):
@@ -189,13 +190,15 @@ class FakeControl:
         self._answer("claim")
         return record.claim
 
-    def report(self, name: str, claim: int, status: JobStatus) -> ReportAnswer:
+    def report(self, name: str, claim: int, status: JobStatus) -> pb.ReportPipelineResponse:
         self._call("report")
         record = self.cluster.records.get(name)
         if record is None or record.claim != claim:
-            return ReportAnswer(False, False, 0)
+            return pb.ReportPipelineResponse()
         record.status = status
-        return ReportAnswer(True, record.listed.is_wanted, record.listed.revision)
+        return pb.ReportPipelineResponse(
+            is_held=True, is_wanted=record.listed.is_wanted, revision=record.listed.revision
+        )
 
     def release(self, name: str, claim: int, status: JobStatus) -> None:
         self._call("release")

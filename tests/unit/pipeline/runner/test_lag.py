@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sava.pipeline.calls import PartitionExtent
 from sava.pipeline.options import TopicPartition
-from sava.pipeline.runner.queries import MAX_SAMPLES, BatchesSeen, Behind, Lag
-from sava.pipeline.tails import PartitionExtent
+from sava.pipeline.runner.queries import MAX_SAMPLES, BatchesSeen, Lag
 
 A, B = TopicPartition("/default/a", 0), TopicPartition("/default/b", 0)
 
@@ -17,26 +17,26 @@ def _reach(a: int, b: int = 0) -> dict[TopicPartition, PartitionExtent]:
 
 def test_nothing_known_is_not_nothing_to_do() -> None:
     lag = Lag()
-    assert lag.behind({A: 0}, 1.0) == Behind(-1, -1)
+    assert lag.behind({A: 0}, 1.0) == (-1, -1)
     lag.note(_reach(5), 1.0)
-    assert lag.behind(None, 2.0) == Behind(-1, -1)
+    assert lag.behind(None, 2.0) == (-1, -1)
 
 
 def test_a_query_is_behind_since_the_topic_went_beyond_it() -> None:
     lag = Lag()
     lag.note(_reach(10), 1.0)
-    assert lag.behind({A: 10, B: 0}, 5.0) == Behind(0, 0.0)
+    assert lag.behind({A: 10, B: 0}, 5.0) == (0, 0.0)
     lag.note(_reach(12), 6.0)
     lag.note(_reach(15), 8.0)
-    assert lag.behind({A: 10, B: 0}, 9.0) == Behind(5, 3.0)
-    assert lag.behind({A: 12, B: 0}, 9.5) == Behind(3, 1.5), "what came at 6 is done"
-    assert lag.behind({A: 15, B: 0}, 10.0) == Behind(0, 0.0)
+    assert lag.behind({A: 10, B: 0}, 9.0) == (5, 3.0)
+    assert lag.behind({A: 12, B: 0}, 9.5) == (3, 1.5), "what came at 6 is done"
+    assert lag.behind({A: 15, B: 0}, 10.0) == (0, 0.0)
 
 
 def test_a_partition_that_the_query_has_not_seen_counts_from_what_is_kept() -> None:
     lag = Lag()
     lag.note({A: PartitionExtent(0, 0, 4), B: PartitionExtent(100, 100, 103)}, 1.0)
-    assert lag.behind({A: 4}, 3.0) == Behind(3, 2.0)
+    assert lag.behind({A: 4}, 3.0) == (3, 2.0)
 
 
 def test_growth_since_the_first_look() -> None:
@@ -53,7 +53,7 @@ def test_what_is_remembered_is_bounded_and_keeps_the_oldest() -> None:
     for second in range(20 * MAX_SAMPLES):
         lag.note(_reach(second + 1), float(second))
     assert len(lag._samples) <= MAX_SAMPLES
-    assert lag.behind({A: 0, B: 0}, 20.0 * MAX_SAMPLES) == Behind(20 * MAX_SAMPLES, 20.0 * MAX_SAMPLES)
+    assert lag.behind({A: 0, B: 0}, 20.0 * MAX_SAMPLES) == (20 * MAX_SAMPLES, 20.0 * MAX_SAMPLES)
 
 
 # -- what Spark tells ------------------------------------------------------------------------------

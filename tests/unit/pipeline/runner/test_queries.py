@@ -12,7 +12,6 @@ import pytest
 
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.options import TopicChoice
-from sava.pipeline.runner.kinds import JobEnd
 from sava.pipeline.runner.queries import QueryJob
 from tests.support.waiting import PATIENCE_S
 
@@ -115,7 +114,7 @@ def test_progress_is_what_spark_tells(spark: FakeSpark) -> None:
     _until(lambda: job.progress.rows == 25)
     assert job.progress.batch == 3
     job.stop(now=True)
-    _until(lambda: job.end == JobEnd())
+    _until(lambda: job.end == "")
 
 
 def test_a_query_that_is_being_initialized_does_not_run_yet(spark: FakeSpark) -> None:
@@ -133,7 +132,7 @@ def test_a_query_that_waits_is_stopped_at_once(spark: FakeSpark) -> None:
     job = _job(spark)
     _until(spark.started.is_set)
     job.stop(now=False)
-    _until(lambda: job.end == JobEnd())
+    _until(lambda: job.end == "")
 
 
 def test_a_batch_that_is_under_way_ends_first(spark: FakeSpark) -> None:
@@ -143,7 +142,7 @@ def test_a_batch_that_is_under_way_ends_first(spark: FakeSpark) -> None:
     job.stop(now=False)
     assert not spark.query.stopped.wait(0.3)
     spark.query.finish((0, 5))  # and the next one is under way already
-    _until(lambda: job.end == JobEnd())
+    _until(lambda: job.end == "")
     assert job.progress.rows == 5
 
 
@@ -153,7 +152,7 @@ def test_a_batch_that_is_not_waited_for_is_interrupted(spark: FakeSpark) -> None
     _until(lambda: job.progress.is_running)
     job.stop(now=False)
     job.stop(now=True)
-    _until(lambda: job.end == JobEnd())
+    _until(lambda: job.end == "")
 
 
 def test_what_is_still_being_prepared_never_begins(spark: FakeSpark) -> None:
@@ -161,7 +160,7 @@ def test_what_is_still_being_prepared_never_begins(spark: FakeSpark) -> None:
     spark.prepared.clear()
     job = _job(spark)
     job.stop(now=True)
-    assert job.end == JobEnd()
+    assert job.end == ""
     spark.prepared.set()
     assert not spark.started.wait(0.3)
 
@@ -170,7 +169,7 @@ def test_a_query_that_fails_says_why(spark: FakeSpark) -> None:
     job = _job(spark)
     _until(spark.started.is_set)
     spark.query.fail(RuntimeError("no such topic\nand a long trace"))
-    _until(lambda: job.end == JobEnd("RuntimeError: no such topic"))
+    _until(lambda: job.end == "RuntimeError: no such topic")
 
 
 def test_a_query_with_data_and_no_progress_has_a_backlog(spark: FakeSpark) -> None:

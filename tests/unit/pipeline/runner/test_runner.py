@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from sava.pipeline.runner.hosted import FIRST_DELAY_S, LONGEST_DELAY_S, PATIENCE_S, STARTING_S
-from sava.pipeline.runner.kinds import JobEnd, JobProgress
-from sava.pipeline.runner.runner import LEAVE_S, LEFT_S, STARTS, NotStopped
+from sava.pipeline.runner.kinds import JobProgress
+from sava.pipeline.runner.runner import (
+    FIRST_DELAY_S,
+    LEAVE_S,
+    LEFT_S,
+    LONGEST_DELAY_S,
+    PATIENCE_S,
+    STARTING_S,
+    STARTS,
+    NotStopped,
+)
 from tests.unit.pipeline.runner.fakes import TTL_S, FakeJob, Hosts
 
 
@@ -224,7 +232,7 @@ def test_a_kind_that_is_not_known_is_left_alone() -> None:
 def test_a_failing_pipeline_is_tried_again_and_again_with_longer_pauses() -> None:
     hosts = Hosts("a")
     kind = hosts.kinds["a"]
-    kind.prepare = lambda job: setattr(job, "ended", JobEnd("no such topic"))
+    kind.prepare = lambda job: setattr(job, "ended", "no such topic")
     hosts.cluster.apply("copy")
     hosts.pass_time(1.0, every=0.01)
     quick = len(kind.jobs)
@@ -240,7 +248,7 @@ def test_a_failing_pipeline_is_tried_again_and_again_with_longer_pauses() -> Non
     status = hosts.cluster.status("copy")
     assert (status.state, status.last_error, status.restarts) == ("running", "", slow)
     hosts.pass_time(LONGEST_DELAY_S)
-    kind.running[0].ended = JobEnd("a hiccup")
+    kind.running[0].ended = "a hiccup"
     hosts.pass_time(FIRST_DELAY_S + 0.4)
     assert kind.running, "after a long time without an error it is tried at once again"
 
@@ -252,7 +260,7 @@ def test_what_fails_with_its_first_batch_is_failing_until_one_has_ended_well() -
     kind.prepare = lambda job: setattr(job, "shown", JobProgress(is_running=True))
     pauses = []
     for _ in range(8):
-        job.ended = JobEnd("boom in the row")
+        job.ended = "boom in the row"
         failed_at = clock.now
         while not kind.running:
             hosts.pass_time(0.2)
@@ -302,7 +310,7 @@ def test_rows_are_counted_over_restarts_and_runners() -> None:
     hosts, job = _started()
     job.shown = JobProgress(is_running=True, rows=5)
     hosts.pass_time(1)
-    job.ended = JobEnd("lost")
+    job.ended = "lost"
     hosts.pass_time(1)
     hosts.kinds["a"].running[0].shown = JobProgress(is_running=True, rows=2)
     hosts.runners["a"].stop()
