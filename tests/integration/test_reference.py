@@ -50,7 +50,7 @@ def test_no_page_shows_what_is_pythons_own(name: str) -> None:
 
 
 def test_every_exit_code_is_told() -> None:
-    told = re.findall(r"^\* (\d+): ", (DIRECTORY / "cli.md").read_text(), re.MULTILINE)
+    told = re.findall(r"^\| (\d+) \|", (DIRECTORY / "cli.md").read_text(), re.MULTILINE)
     codes = {EXIT_OK, EXIT_START, EXIT_FAILED, EXIT_UNKNOWN, LOST, 2, 130}
     assert {int(code) for code in told} == codes
 
