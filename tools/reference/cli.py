@@ -16,8 +16,10 @@ from tools.reference.pages import anchor, page, prose, table
 
 Row = tuple[str, str, str]
 """An argument or option, its default, what it means."""
+Command = tuple[str, Any]
+"""Its full name, and what typer makes of it."""
 
-COMMON: Final = 4
+COMMON: Final = 5
 """An argument or option that as many commands take, with the same meaning, stands at the top of the page."""
 
 INTRODUCTION: Final = """
@@ -40,55 +42,84 @@ together switch to mutual TLS:
 """
 
 
+COMMON_HEAD: Final = """
+## Common arguments and options
+
+The second column of a table is the default. Commands do not repeat the rows here, nor those of their group.
+""".strip()
+NO_HEADS: Final = ("", "", "")
+
+
 def render() -> str:
     root = typer.main.get_command(tree())
     commands = list(walk(root, "sava"))
-    common = common_rows(commands)
+    common = common_rows(commands, COMMON)
+    groups = grouped(commands)
     variables = [(f"`{name}`", meaning) for name, meaning in TLS_VARIABLES.items()]
     return page(
         "The sava command",
         INTRODUCTION,
         table(("variable", "a file in PEM"), variables),
-        table(("commands", ""), index(commands)),
-        "## Common arguments and options\n\nCommands below name them without repeating them.",
-        table(("", "default", "meaning"), common),
-        *sections(commands, {*common}),
+        table(("commands", ""), index(groups)),
+        COMMON_HEAD,
+        table((*NO_HEADS, "commands"), [(*row, users(row, commands)) for row in common]),
+        *sections(groups, {*common}),
     )
 
 
-def index(commands: list[tuple[str, Any]]) -> Iterator[tuple[str, str]]:
-    """The commands by their groups."""
-    groups: dict[str, list[str]] = {}
-    for name, _ in commands:
-        _, group, *command = name.split()
-        groups.setdefault(group, []).extend(command)
+def index(groups: dict[str, list[Command]]) -> Iterator[tuple[str, str]]:
     for group, members in groups.items():
-        first = " ".join(("sava", group, *members[:1]))
-        yield f"[`sava {group}`](#{anchor(first)})", ", ".join(f"`{member}`" for member in members)
+        names = [name.removeprefix(group).strip() for name, _ in members]
+        yield f"[`{group}`](#{anchor(group)})", ", ".join(f"`{name}`" for name in names if name)
 
 
-def common_rows(commands: list[tuple[str, Any]]) -> list[Row]:
-    """Arguments first. Of several meanings of one name only the most frequent is common."""
+def grouped(commands: list[Command]) -> dict[str, list[Command]]:
+    """By their first word after ``sava``; a command may be a group of its own."""
+    groups: dict[str, list[Command]] = {}
+    for name, command in commands:
+        groups.setdefault(" ".join(name.split()[:2]), []).append((name, command))
+    return groups
+
+
+def common_rows(commands: list[Command], enough: int) -> list[Row]:
+    """What ``enough`` commands take, arguments first. Of several meanings of one name only the most frequent
+    counts."""
     counts = Counter(_row(each) for _, command in commands for each in _shown(command))
     common: dict[str, Row] = {}
     for row, count in counts.most_common():
-        if count >= COMMON:
+        if count >= enough:
             common.setdefault(_first_name(row), row)
     return sorted(common.values(), key=lambda row: row[0].startswith("`-"))
 
 
-def sections(commands: list[tuple[str, Any]], common: set[Row]) -> Iterator[str]:
-    """Each command; a second name of a command only refers to the first."""
+def users(row: Row, commands: list[Command]) -> str:
+    """The commands that take an option, or the shorter list of those that do not."""
+    if not row[0].startswith("`-"):
+        return ""
+    takes = {name: any(_row(each) == row for each in _shown(command)) for name, command in commands}
+    short = min((True, False), key=lambda wanted: sum(taken is wanted for taken in takes.values()))
+    listed = [name.removeprefix("sava ") for name, taken in takes.items() if taken is short]
+    return ("" if short else "all but ") + ", ".join(f"`{name}`" for name in listed)
+
+
+def sections(groups: dict[str, list[Command]], everywhere: set[Row]) -> Iterator[str]:
+    """Each group, with the rows that its commands share; a second name of a command only refers to the
+    first."""
     first: dict[Any, str] = {}
-    for name, command in commands:
-        known = first.setdefault(command.callback, name)
-        if known == name:
-            yield section(name, command, common)
-        else:
-            yield f"## {name}\n\nThe same as [`{known}`](#{anchor(known)})."
+    for group, members in groups.items():
+        shared = [row for row in common_rows(members, 2) if row not in everywhere]
+        if len(members) > 1:
+            yield f"## {group}" + (f"\n\n{table(NO_HEADS, shared)}" if shared else "")
+        for name, command in members:
+            known = first.setdefault(command.callback, name)
+            head = f"{'##' if name == group else '###'} {name}"
+            if known == name:
+                yield section(head, command, everywhere, {*shared})
+            else:
+                yield f"{head}\n\nThe same as [`{known}`](#{anchor(known)})."
 
 
-def walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+def walk(command: Any, name: str) -> Iterator[Command]:
     """Every command that does something, by its full name."""
     inner = getattr(command, "commands", None)
     if inner is None:
@@ -99,19 +130,18 @@ def walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from walk(below, f"{name} {part}")
 
 
-def section(name: str, command: Any, common: set[Row]) -> str:
+def section(head: str, command: Any, everywhere: set[Row], shared: set[Row]) -> str:
     shown = _shown(command)
     arguments = [each for each in shown if each.param_type_name == "argument"]
-    rows = [_row(each) for each in shown]
-    parts = [f"## {name}"]
+    rows = [_row(each) for each in shown if _row(each) not in everywhere]
+    parts = [head]
     if arguments:
-        parts.append(f"`{' '.join((name, *map(_usage, arguments)))}`")
+        parts.append(f"`{' '.join(map(_usage, arguments))}`")
     parts.append(prose(command.help))
-    if own := [row for row in rows if row not in common]:
-        parts.append(table(("", "default", "meaning"), own))
-    names = [_first_name(row) for row in rows if row in common]
-    if also := ", ".join(name for name in names if name.startswith("`-")):
-        parts.append(f"Also {also}.")
+    if own := [row for row in rows if row not in shared]:
+        parts.append(table(NO_HEADS, own))
+    if also := [_first_name(row) for row in rows if row in shared and row[0].startswith("`-")]:
+        parts.append(f"Also {', '.join(also)}.")
     return "\n\n".join(parts)
 
 

@@ -24,11 +24,9 @@ class Key(NamedTuple):
     meaning: str
 
 
-INTRODUCTION: Final = """
-One YAML file, the same on all brokers; every key has a default, so an empty file is a valid one. Unknown keys
-and wrong types are refused at start, with the path of the key. Each key can be overridden by an environment
-variable: the path in capitals behind `SAVA__`, levels joined by two underscores, the value in YAML.
-[Configuration](../configuration.md) tells what goes with what.
+INTRODUCTION: Final = f"""
+[Configuration](../configuration.md) says how keys belong together. An environment variable overrides each
+key: `broker.ports.raft` is `{ENVIRONMENT_PREFIX}BROKER__PORTS__RAFT`, with the value in YAML.
 """
 
 
@@ -38,15 +36,14 @@ def render() -> str:
         head = f"## {path or 'At the top'}"
         about = "" if model is Config else prose(model.__dict__.get("__doc__"))
         rows = [(f"`{key.path}`", key.default, key.kind, key.meaning) for key in keys]
-        example = f"As a variable: `{ENVIRONMENT_PREFIX}{keys[0].path.upper().replace('.', '__')}`."
         body = table(("key", "default", "values", "meaning"), rows)
-        sections.append("\n\n".join(part for part in (head, about, body, example) if part))
+        sections.append("\n\n".join(part for part in (head, about, body) if part))
     return page("Configuration: every key", INTRODUCTION, *sections)
 
 
 def sections_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel], list[Key]]]:
     """Each section with its own keys, in the order of the model; sections without keys are left out."""
-    told = docstrings(model)
+    meanings = docstrings(model)
     keys: list[Key] = []
     below: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
@@ -54,7 +51,7 @@ def sections_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, t
         if inner is not None:
             below.append((f"{path}{name}", inner))
         else:
-            keys.append(Key(f"{path}{name}", _default(field), _kind(field), told.get(name, "")))
+            keys.append(Key(f"{path}{name}", _default(field), _kind(field), meanings.get(name, "")))
     if keys:
         yield path.rstrip("."), model, keys
     for name, inner in below:
