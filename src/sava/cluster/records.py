@@ -130,7 +130,7 @@ class LedgerUnknown(CallerError):
 
 
 class NothingToAbandon(CallerError):
-    """The journal does not wait for anybody, so that nothing has to be given up."""
+    """The journal waits for no disk, so that nothing has to be given up."""
 
     def __init__(self, journal: object, why: str) -> None:
         super().__init__(f"nothing of journal {journal} has to be given up: {why}")

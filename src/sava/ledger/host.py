@@ -165,7 +165,7 @@ class LedgerHost:
         record = opened(start, members, qw=qw, qa=qa, by=uuid.uuid4().hex, is_degraded=len(members) < qa)
         revision = await self._open_record(ledger, record)
         self._check_not_ended(ledger)
-        # No await from here on until it can be found: whoever ends it must not miss it.
+        # No await from here on until it can be found: a task that ends it must not miss it.
         self.owned = LedgerWriter(
             ledger,
             record,
@@ -328,7 +328,7 @@ class LedgerHost:
 
     async def _end(self, incarnation: int) -> Ended | None:
         """End this generation, if it is open; where it ended."""
-        async with self._stopping:  # whoever else ends it has written down where, when this goes on
+        async with self._stopping:  # another task that ends it has by then written down where
             generation = self._generations.get(incarnation)
             if incarnation in self._ended:
                 return self._ended[incarnation]

@@ -99,7 +99,7 @@ class MirrorFiles:
     def create(cls, disk: Disk, origin: StorageId, ledger: LedgerId, *, file_bytes: int = 0) -> MirrorFiles:
         """Nothing is durable before the first work is done. Raises DiskFull."""
         for name in disk.list():
-            disk.remove(name)  # begun once, and without a note: nothing of it was ever told to anybody
+            disk.remove(name)  # begun once, and without a note: no other broker has heard of it
         files = cls(disk, origin, MemberNote(ledger=ledger), file_bytes=file_bytes)
         files._note_file = disk.open(_NOTE_FILE, create=True)
         files._note_file.write(0, [bytes(2 * SLOT_BYTES)])

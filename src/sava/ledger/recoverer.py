@@ -300,7 +300,7 @@ class LedgerReader:
 
     @property
     def known_end(self) -> int:
-        """The greatest that any disk has told."""
+        """The greatest end that any disk has reported."""
         return max((copy.end for copy in self._copies.values()), default=self.start)
 
     async def missing(self) -> tuple[Range, ...]:

@@ -409,12 +409,12 @@ class SyncThreads:
             outcome: BaseException | None = None
             try:
                 job()
-            except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits)
+            except BaseException as error:  # noqa: BLE001 (it belongs to the caller that waits)
                 outcome = error
             try:
                 self._loop.call_soon_threadsafe(self._finish, done, outcome)
             except RuntimeError:
-                return  # the loop is closed: nobody waits any more
+                return  # the loop is closed: no caller waits any more
 
     def _finish(self, done: Done, outcome: BaseException | None) -> None:
         self._busy -= 1

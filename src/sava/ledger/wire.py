@@ -1,6 +1,6 @@
 """What brokers send each other about journals, on a connection of the Raft port that was opened for that.
 
-    request   ticket, origin, message      an answer bears the same ticket; 0 on an owner's stream
+    request   ticket, origin, message      an answer has the same ticket; 0 on an owner's stream
     answer    ticket, message
 
 A frame's payload is a small msgpack array and, behind it, the bytes of the journal if the message has some:

@@ -161,7 +161,7 @@ class LedgerWriter:
 
     def durable(self, end: int) -> int:
         if end > self.owner.end and not self.owner.is_fenced:
-            self.owner.appended(end)  # nobody mirrors, so nobody told
+            self.owner.appended(end)  # without mirrors no stream has reported it
         self.owner.receive(Durable(self.owner.ledger, self.owner.own, end))
         return self.owner.commit
 
@@ -349,7 +349,7 @@ class LedgerWriter:
         members, qa = (self.owner.own, *self._chosen(candidates, current.members[1:])), self._qa
         if len(members) < qa and self._options.may_degrade:
             qa = len(members)
-        elif len(members) < qa:  # there are not enough, whoever is chosen: those that were are waited for
+        elif len(members) < qa:  # there are too few to choose from: the former ones are waited for
             members, qa = current.members, current.qa
         is_as_wished = (set(members), qa) == (set(current.members), current.qa)
         if not is_as_wished or asked != (record.qw, record.qa):
@@ -389,7 +389,7 @@ class LedgerWriter:
             keep=[storage for storage in current if storage not in avoid],
             avoid=avoid,
             count=self._qw - 1,
-            # A ledger that may go on degraded waits for no mirror that fails.
+            # A ledger that may continue degraded waits for no mirror that fails.
             needed=0 if self._options.may_degrade else self._qa - 1,
         )
         if any(storage in avoid and storage not in current for storage in chosen):

@@ -13,7 +13,7 @@ found together or not at all, and nothing is guessed:
     missing   no node      a new node
     X         X            as X
     X         no node      refused: the disk was lost, or node_id was copied
-    missing   anybody      refused: node_id was lost
+    missing   any node     refused: node_id was lost
     X         Y            refused (ForeignLog): directories were mixed
 
 The first start writes the id as ``node_id.new``, creates the log in its name, and then renames the file. A
@@ -114,7 +114,7 @@ def settle_identity(disk: Disk, draw: Callable[[], NodeId]) -> NodeId:
     if has_log:
         return _resume_first_start(disk, names)
     if _PENDING in names:
-        disk.remove(_PENDING)  # a first start that got no further: nobody has seen this id
+        disk.remove(_PENDING)  # a first start that got no further: no other node has seen this id
     node = draw()
     file = disk.open(_PENDING, create=True)
     try:

@@ -427,8 +427,8 @@ class RaftNode:
         for envelope in envelopes:
             message = envelope.message
             if isinstance(message, Conflict):
-                # Meant for one of two processes that bear the same id: it lives where it spoke from, while
-                # the membership names where the other one lives.
+                # Meant for one of two processes with the same id: it is where it spoke from, while the
+                # membership names where the other one is.
                 address: str | None = self._spoke_from.get(message.nonce)
             else:
                 address = self.replica.address_of(envelope.dst)
@@ -466,7 +466,7 @@ class RaftNode:
 
 
 class _MeasuredWriter:
-    """The log's writer, with the time from submission to durability told to the observer."""
+    """The log's writer, which reports the time from submission to durability to the observer."""
 
     def __init__(self, writer: Writer, observer: Observer) -> None:
         self._writer = writer

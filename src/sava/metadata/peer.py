@@ -180,8 +180,8 @@ PeerMessage = (
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """``incarnation`` counts the sender's starts (durable); ``nonce`` is drawn at each start, so two
-    processes that run on copies of one directory can be told apart. ``address`` is where the sender
-    listens: a node that joins must answer a leader before the log has told it where anybody lives."""
+    processes that run on copies of one directory differ. ``address`` is where the sender
+    listens: a node that joins must answer a leader before the log has given it any address."""
 
     cluster: str
     src: NodeId

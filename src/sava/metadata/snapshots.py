@@ -3,7 +3,7 @@
     snap-<index>-<term>.snap :=  magic, version, length of meta, size, sha256, crc  |  meta  |  payload
 
 A file gets its name last: temporary file -> payload -> header -> sync -> rename -> sync of the directory. So
-every file with a snapshot's name is whole, and whatever a power cut leaves in between bears a temporary name
+every file with a snapshot's name is whole, and whatever a power cut leaves in between has a temporary name
 and is removed at the next open. The log is compacted only after the last of these steps; without that
 order a power cut leaves a log that begins after a snapshot which does not exist.
 
@@ -217,8 +217,8 @@ class SnapshotStore:
             self._disk.sync_dir()
 
     def prune_newer(self, keep: SnapshotMeta) -> None:
-        """Remove what is newer than ``keep``, the one that the log names: a crash came before the log was
-        told."""
+        """Remove what is newer than ``keep``, the one that the log names: a crash came before the log named
+        it."""
         newer = [name for name in list(self._metas) if name > file_name(keep)]
         for name in newer:
             self._disk.remove(name)

@@ -220,14 +220,14 @@ def _tick_transfer(state: CoreState) -> None:
 
 # -- the leader's own disk -----------------------------------------------------------------------------------
 #
-# The leader's own disk: a leader that cannot write stands in everybody's way.
+# The leader's own disk: a leader that cannot write stands in the way of all.
 #
-# An entry is applied where it is committed *and* durable, and callers are answered by whoever has applied it.
-# A leader whose disk is full, or hangs, answers nobody, however well the others are:
+# An entry is applied where it is committed *and* durable, and the node that has applied it answers callers.
+# A leader whose disk is full, or hangs, answers no caller, however well the others are:
 #
 #     leader   sends entry 7; its disk refuses it
 #     others   have 7: it is committed
-#     leader   cannot apply 7, takes no more proposals, and is heard by all, so that nobody campaigns
+#     leader   cannot apply 7, takes no more proposals, and is heard by all, so that no node campaigns
 #
 # That the others can do without it stands in its own log: the commit is beyond what its disk has, so a quorum
 # of *other* disks has it. If that lasts, it hands leadership to one of them, which has shown that its disk

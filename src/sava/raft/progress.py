@@ -93,7 +93,7 @@ class Progress:
         self.wait_for_reply = False
         """Send no append before the next reply of any kind (a probe is out, or the window is full)."""
         self.sent_commit = 0
-        """Highest commit that an append has told; saves the empty appends that would repeat it."""
+        """Highest commit that an append has carried; saves the empty appends that would repeat it."""
         self.active = active
         self.was_active = active
         self.round = 0

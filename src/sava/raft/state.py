@@ -133,7 +133,7 @@ class CoreState:
         """Filled on the leader only; this node too when it is a member, so that it counts itself like anyone
         else."""
         self.departing: tuple[NodeId, ...] = ()
-        """Members that the newest configuration leaves out; told once when it is committed."""
+        """Members that the newest configuration leaves out; they hear of it once, when it is committed."""
         self.append_wanted = False
         """Send appends at the next poll: everything that arrives between two polls shares its messages."""
         self.uncommitted_bytes = 0

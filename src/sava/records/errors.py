@@ -29,7 +29,7 @@ class BatchTooLarge(CallerError):
 
 
 class UnsupportedBatch(CallerError):
-    """Well formed as far as can be told, but made by a newer version of the format."""
+    """A newer version of the format made the batch; what this version can check is well formed."""
 
     def __init__(self, what: str, value: int) -> None:
         super().__init__(f"record batch not supported by this version of Sava: {what} {value}")

@@ -102,7 +102,7 @@ class ReplicationPolicies:
         policy = check(policy)
         for _ in range(ATTEMPTS):
             exists = await self.exists(scope)
-            # Conditions, since a remote that is removed meanwhile would leave a policy that names nobody.
+            # Conditions, since a remote that is removed meanwhile would leave a policy that names no cluster.
             remotes = tuple(present(records.remote_key(remote)) for remote in policy.remotes)
             put = Put(scope.key, specs.encode(policy))
             if (await self._store.txn((exists, *remotes), (put,))).succeeded:

@@ -135,7 +135,7 @@ class BrokerStorage:
 
     async def open_topic(self, topic: TopicKey, *, epoch: int, guard: TenureGuard | None = None) -> TopicLog:
         """Take the topic over under this epoch, for as long as ``guard`` holds. An older opening of it here
-        ends first: its in-flight appends resolve before anybody counts where the journal ends. Waits until
+        ends first: its in-flight appends resolve before the opening reads where the journal ends. Waits until
         the journal has a life. Raises as ``TopicLog.open``, and TopicBusy."""
         await self._journal.has_life()
         topic_id = topic.topic_id

@@ -82,7 +82,7 @@ class RecentBatches:
         base_offset = header.base_offset
         if self._bases and base_offset != self._end:
             raise DataGap(f"offset {base_offset} follows {self._end} in the cache")
-        # A compressed batch keeps its columns once somebody has looked at them.
+        # A compressed batch keeps its columns once a reader has looked at them.
         columns = 0 if header.codec is Compression.NONE else header.body_size
         size = header.length + columns + _OBJECT_BYTES
         self._bases.append(base_offset)

@@ -147,7 +147,7 @@ class Catalog:
         tail of it, and not the last one.
 
         A topic of which nothing exists beyond ``end`` is clean from the start: an owner that dies before
-        its first message leaves nothing that anybody must wait for.
+        its first message leaves nothing that a successor must wait for.
 
         Raises Fenced (a newer epoch), EpochTaken, TopicSealed (this epoch is over already), TailElsewhere
         (not settled and the tail is on another disk). Repeating the same claim succeeds."""
@@ -636,7 +636,7 @@ async def is_held(metadata: MetadataStore, *, now_ms: int) -> bool:
     try:
         is_over = msgspec.json.decode(kv.value, type=Hold).until_ms <= now_ms
     except msgspec.DecodeError:
-        is_over = False  # somebody wants something; unknown is not over
+        is_over = False  # an operator wants a hold; unknown is not over
     if is_over:
         unchanged = Compare(HOLD_KEY, Target.MOD_REVISION, Relation.EQUAL, kv.mod_revision)
         await metadata.txn((unchanged,), (Delete(HOLD_KEY),))

@@ -87,7 +87,7 @@ class JournalOptions:
     """How much may wait to be uploaded before appends wait: the object store may be down for that long."""
     read_threads: int = 2
     observe: Observe | None = None
-    """Told of each group that became durable, on the writer's thread."""
+    """Called with each group that became durable, on the writer's thread."""
 
 
 class Journal:
@@ -271,7 +271,7 @@ class Journal:
         return self._queue.is_alive
 
     async def has_life(self) -> None:
-        """Until topics can be opened. Raises what ``fail_waiting`` was told, also to those who come after it,
+        """Until topics can be opened. Raises what ``fail_waiting`` was given, also to later callers,
         until a life is expected again."""
         await self._queue.has_life()
 

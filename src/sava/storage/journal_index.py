@@ -252,7 +252,7 @@ class Holdings:
             self._let_go(topic_id, index)
 
     def drop_from(self, topic_id: int, offset: int) -> None:
-        """What is held from the offset on is not history, and neither is what it told of producers."""
+        """What is held from the offset on is not history, and neither is what it said of producers."""
         index = self._topics.get(topic_id)
         if index is not None:
             index.drop_from(offset)

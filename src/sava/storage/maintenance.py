@@ -283,8 +283,8 @@ async def merge_segments(
     try:
         await catalog.replace(parts, merged, epoch=epoch)
     except (SegmentConflict, TopicGone):
-        # It will never be named, by whatever transaction is still on its way, and whoever lists the folder
-        # would count its messages too. After any other error it may be named; if it is not, it is swept.
+        # No transaction on its way will name it, and a reader that lists the folder would count its messages
+        # too. After any other error it may be named; if it is not, it is swept.
         await store.delete([merged.key])
         raise
     await store.delete([part.key for part in parts])

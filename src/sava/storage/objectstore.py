@@ -467,7 +467,7 @@ async def store_id(store: ObjectStore) -> str:
         drawn = uuid.uuid4().hex
     try:
         await store.put_new(STORE_ID_KEY, drawn.encode())
-    except ObjectExists:  # somebody was faster
+    except ObjectExists:  # another broker was faster
         return await _read_store_id(store)
     return drawn
 

@@ -110,7 +110,7 @@ class MarksChanged(RetryableError):
 
 
 class OriginForgotten(CallerError):
-    """Whether the topic has a message cannot be told any more: it lies where there were too many holes to
+    """It is no longer known whether the topic has a message: it lies where there were too many holes to
     remember. To take it could double it, and to leave it out could lose it."""
 
     def __init__(self, source: str, origin: Origin, offset: int, vague: Range) -> None:

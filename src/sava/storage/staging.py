@@ -95,7 +95,7 @@ def manifest_key(writer: str, ordinal: int, suffix: str) -> str:
 
 def check_section(writer: str, section: Section) -> None:
     """Raise StagedInvalid unless it can be what it says. A key that leads out of the writer's own place would
-    let anybody publish, and have removed, any object of the store."""
+    let a writer publish, and remove, any object of the store."""
     prefix = f"{parts_prefix(writer)}/"
     names = section.key.removeprefix(prefix).split("/")
     is_own = section.key.startswith(prefix) and not {"", ".", ".."}.intersection(names)

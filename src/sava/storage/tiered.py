@@ -147,7 +147,7 @@ class TieredReader:
         segment = await self._segments.find(position)
         if segment is None:
             raise await self._missing(position, "in no segment and not in the journal")
-        # Closed with its reader, or what it has fetched ahead would go on for nobody.
+        # Closed with its reader, or it would continue to fetch ahead without a reader.
         batches = self._reader.read(segment, position, end)
         try:
             async with aclosing(batches):

@@ -335,7 +335,7 @@ class Uploader:
         except SegmentConflict:
             state = await self._catch_up(backlog)
         except TopicGone:
-            # Its objects were listed and removed while this one was on its way; nobody will look again.
+            # Its objects were listed and removed while this one was on its way; no sweep will look again.
             await self._store.delete([written.segment.key])
             raise
         self._journal.release(backlog.topic.topic_id, state.end)

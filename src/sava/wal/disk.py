@@ -209,7 +209,7 @@ class LocalDisk:
 
     Errors are sorted here, once. No room (ENOSPC, EDQUOT) on a write is ``DiskFull``, after the file was cut
     back to its former size: the complete records of a half-written batch would else be replayed after a
-    restart, though their caller was told that nothing had been appended. No room on a *sync* is
+    restart, though their caller had learned that nothing was appended. No room on a *sync* is
     ``DiskFailed``: a filesystem that allocates late has then dropped bytes of writes that the log cannot
     name. So is everything else the kernel refuses.
 

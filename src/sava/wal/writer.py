@@ -18,7 +18,7 @@ No caller gets its answer before the sync that covers it, and completions come i
   never "not there".
 * The queue is bounded in bytes; ``append`` then raises LogBusy at once instead of waiting, since callers
   include the event loop.
-* When idle, the thread lets the log write a mark, so that damage to the last acknowledged batch can be told
+* When idle, the thread lets the log write a mark, so that damage to the last acknowledged batch differs
   from a torn one; only then does it wait with a timeout, otherwise it sleeps until it is woken.
 """
 
@@ -39,7 +39,7 @@ Done = Callable[[BaseException | None], None]
 """Called once per submission, in order of submission, with None when durable, or with what stopped it."""
 
 Observe = Callable[[float, int], object]
-"""Told, on the writer's thread, of each group that was made durable: seconds to write and sync it, and its
+"""Called on the writer's thread for each group that was made durable: seconds to write and sync it, and its
 bytes."""
 
 Records = Sequence[tuple[int, Buffers]]

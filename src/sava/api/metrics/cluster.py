@@ -179,7 +179,7 @@ class ClusterCollector(Collector):
             ),
         ):
             yield CounterMetricFamily(name, text, value=count)
-        if self._parts.controller.is_leading:  # every broker knows of all; told by one, they are counted once
+        if self._parts.controller.is_leading:  # every broker knows all; one reports them: each counts once
             yield _gauge(
                 "sava_writer_batches_unpublished",
                 "Exactly-once batches that are decided and not published yet.",

@@ -184,7 +184,7 @@ class Disks(Collector):
 
         def ask() -> None:
             room = _room(use, self._places[use])
-            with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            with suppress(RuntimeError):  # the loop is closed: no page waits for the answer
                 loop.call_soon_threadsafe(answer.set_result, room)
 
         # A daemon, and not one of a pool: a process can end without it, and no other work waits behind it.

@@ -27,7 +27,7 @@ from sava.topics.topic import AnySubscription, Topic
 _TOPIC: tuple[str, ...] = ("topic",)
 _SUBSCRIPTION: tuple[str, ...] = ("topic", "subscription")
 _PART = 50
-"""Topics at a time: about what a slice of ``metrics_page`` bears."""
+"""Topics at a time: about as many as fit into a slice of ``metrics_page``."""
 _CHUNK = 100
 """Subscriptions at a time, likewise."""
 MANY: Final = 1000
@@ -56,7 +56,7 @@ class TopicsCollector(Collector):
         loaded = self._topics.loaded
         names = list(loaded)
         for first in range(0, max(1, len(names)), _PART):
-            # What has gone since the page was begun is told by who has it now.
+            # A topic that has moved since the page was begun is reported by its owner.
             yield [(name, loaded[name]) for name in names[first : first + _PART] if name in loaded]
 
     def _journal(self) -> Iterable[Metric]:

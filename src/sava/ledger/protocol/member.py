@@ -1,7 +1,7 @@
 """LedgerMember: one disk's copy of one ledger.
 
 It takes bytes that continue what it has, says how far they are durable, and obeys the greatest epoch that it
-was told. Two promises make recovery sound:
+received. Two promises make recovery sound:
 
 **Said is synced.** ``Durable`` and ``FenceAnswer`` leave after the sync that covers them.
 

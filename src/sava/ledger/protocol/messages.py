@@ -15,7 +15,7 @@ refused, never answered in the name of the other.
                 ── Read ─▶           ◀─ ReadAnswer ──
                 ── WriteBack ─▶      ◀─ Durable ──
 
-    anybody     ◀─ LedgerRefused ──        and why
+    any sender  ◀─ LedgerRefused ──        and why
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class CopyState(msgspec.Struct, frozen=True, array_like=True):
     end: int
     """Durable, and it will not grow by anything of a lower epoch than the one in the answer."""
     commit: int
-    """The greatest commit position that it was told."""
+    """The greatest commit position that it received."""
 
 
 class FenceAnswer(msgspec.Struct, frozen=True, array_like=True, tag=6):

@@ -200,8 +200,8 @@ class Owner:
         happen all the same. The own disk alone with ``qa`` 1 is the degraded mode. ``asked``: see
         ``record.changed``. Raises LedgerFenced, WrongStep."""
         other = steps.changed(self.record, self.commit, members, qa=qa, asked=asked)
-        # Of what is in segments nobody needs to know who had it; if nothing is written for long, nobody else
-        # would say so.
+        # For what is in segments no recovery needs to know who had it; if nothing is written for long, no
+        # other step would say so.
         self._want(steps.dropped(other, self._covered))
 
     def covered(self, floor: int) -> None:

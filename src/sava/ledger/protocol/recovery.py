@@ -182,7 +182,7 @@ class Recovery:
             if self._copying is None:
                 self._unable.clear()
             else:
-                # Whoever has not answered may never do: the others are tried first, all of them. But only
+                # A disk that has not answered may never do: the others are tried first, all of them. But only
                 # the one that was asked: its counterpart may be the only one that has, or can take, the rest.
                 self._unable.add(self._copying[1] if self._is_given else self._copying[0])
                 self._copying = None

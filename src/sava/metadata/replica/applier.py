@@ -48,8 +48,8 @@ class Applier:
         self.adopt(meta, self.restore(meta) if meta.index else self.machine)
 
     def adopt(self, meta: SnapshotMeta, machine: StateMachine) -> None:
-        """The state is now ``machine``, at ``meta.index``. Events up to there can no longer be told one by
-        one."""
+        """The state is now ``machine``, at ``meta.index``. Watchers no longer get the events up to there one
+        by one."""
         self.machine = machine
         self.index, self.term = meta.index, meta.term
         self.hub.reset(machine.revision)

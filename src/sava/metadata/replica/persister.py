@@ -104,7 +104,7 @@ class Persister:
             if self.is_idle:
                 return True
             if not output.send_after_persist or len(self._queue) >= MAX_WAITING:
-                # It promises nothing, or nobody will hear it: no need to know when its turn would have come.
+                # It promises nothing, or no peer will hear it: no need to know when its turn would have come.
                 return False
         self._queue.append(output)
         return False

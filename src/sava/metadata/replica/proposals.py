@@ -280,9 +280,9 @@ class LeaseKeeper:
     and for this node to have applied what was committed by then. The deadline itself is moved when the
     question arrives: a lease may end late, never early.
 
-    While the leader cannot reach its majority, holders cannot reach the leader either, as far as anybody can
-    tell: every TTL starts again (``Lessor.quorum_lost``). Its pulse finds out: one confirmation round per
-    tick while there are leases.
+    While the leader cannot reach its majority, holders cannot reach the leader either, as far as the
+    leader can tell: every TTL starts again (``Lessor.quorum_lost``). Its pulse finds out: one confirmation
+    round per tick while there are leases.
     """
 
     def __init__(

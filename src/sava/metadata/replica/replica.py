@@ -20,7 +20,7 @@ Where things are:
     router      requests on their way to the leader and back, and those of operators
     proposals   what a leader serves: proposals, read rounds, leases
     applier     the state machine at the end of the log
-    persister   what is durable and when it may be told; snapshots, and what may be forgotten
+    persister   what is durable and when it may be sent; snapshots, and what may be forgotten
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Replica:
         self._applier.begin(recovered.snapshot)
         self.core = RaftCore(self._node, self._config.core, recovered, self._rng)
         if self.core.membership.all_voters == (self._node,):
-            self.core.campaign()  # there is nobody to wait for
+            self.core.campaign()  # there is no other voter to wait for
 
     # -- what others look at -----------------------------------------------------------------------------
 
@@ -564,7 +564,7 @@ class EnvelopeGuard:
     message to its operator instead of living on as a member that no other hears (tests/sim seed 68).
 
     A request is let through once: a copy that the network delivers again, after this node has refused the
-    first one and became leader since, would be carried out although its sender has been told that it was not.
+    first one and became leader since, would be carried out although its sender has learned that it was not.
     """
 
     def __init__(self, node: NodeId) -> None:

@@ -4,7 +4,7 @@ The hard question about a request whose answer is missing is whether it may have
 counts its *open attempts*: places where a copy of it was appended or sent, and whose fate is not known. A
 definite refusal ("I do not lead, nothing was appended", or another entry found at the index where it was
 appended) closes one attempt. When the deadline passes, a request without open attempts had no effect and may
-be repeated by anybody; one with open attempts is ``outcome_unknown``, and saying anything else about it
+be repeated; one with open attempts is ``outcome_unknown``, and saying anything else about it
 would be a guess.
 
 Answers are collected and handed out at the end of a pump, never from inside the call that asked.
@@ -203,7 +203,7 @@ class PendingRequests:
         self._ended_early = 0
         self._answers: list[tuple[OnReply, Reply]] = []
         self.on_close: Callable[[Request], None] | None = None
-        """Told about each request that ends, however it ends."""
+        """Called with each request that ends, however it ends."""
         self._waiting: list[Request] = []
         self.outbox: list[tuple[NodeId, LeaderAnswer | Ask]] = []
 

@@ -1,7 +1,7 @@
 """LinkJob: one link at work.
 
 Its own thread owns all state and never waits for a broker; whatever has to is done in threads beside it, each
-with one kind of question, which hand over what they were told:
+with one kind of question, which hand over the answers:
 
     control   what is to be copied (GetLink), and what has become of it (ReportLink)       here
     ends      how far the partitions reach, as soon as one has grown                       here
@@ -393,7 +393,7 @@ class LinkJob(PipelineJob):
             dues.append(self._throttle.due_in(ready, now))
         return max(min(dues, default=STEP_S), SHORTEST_STEP_S)
 
-    # -- what is told --------------------------------------------------------------------------
+    # -- reports -------------------------------------------------------------------------------
 
     def _tell(self) -> None:
         now = time.monotonic()
@@ -441,8 +441,8 @@ class LinkJob(PipelineJob):
             lag_messages=sum(each or 0 for each in backlogs) if is_known else UNKNOWN_LAG,
             lag_seconds=behind_s if is_known and all(times) else UNKNOWN_LAG,
             has_backlog=has_backlog,
-            # A round that does not end although it was cancelled keeps its partitions for ever, whatever the
-            # others do: only a new beginning of the whole link helps.
+            # A round that does not end although it was cancelled keeps its partitions without end, whatever
+            # the others do: only a new beginning of the whole link helps.
             pulse="overdue" if overdue else self._errands_done,
         )
 

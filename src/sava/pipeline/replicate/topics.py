@@ -198,7 +198,7 @@ class LinkTopicState:
         if verdict is None or not self._wants_change or self._is_being_made or now < self._create_at:
             return None
         self._is_being_made = True
-        self._create_at = now + self._delays.next()  # if somebody deletes it at once
+        self._create_at = now + self._delays.next()  # if a user deletes it at once
         partitions = verdict.grow if verdict.create is None else verdict.create
         return Creation(self.topic, partitions, self.told.reliable, grow=verdict.grow > 0)
 
@@ -255,7 +255,7 @@ class LinkTopicState:
                 partition.recorded_begin = begin
             self.settle()
 
-    # -- what is told --------------------------------------------------------------------------
+    # -- reports -------------------------------------------------------------------------------
 
     def report(self, now: float) -> replication_pb2.LinkTopic:
         ids = [self._ids.get(number, 0) for number in range(max(self._ids, default=-1) + 1)]
