@@ -351,7 +351,7 @@ class RaftNode:
 
     def _complete(self, completions: Callable[[], None]) -> None:
         self._drive(completions)
-        # Not scheduled but done: what just became durable is what everybody waits for.
+        # Not scheduled but done: all callers wait for what just became durable.
         self._pump()
 
     def _pump(self) -> None:
@@ -457,7 +457,7 @@ class RaftNode:
     def _stop(self) -> None:
         self._is_stopped = True
         self._timer.cancel()
-        # The replica answers everybody when it stops by itself; this is for when it cannot.
+        # The replica answers all callers when it stops by itself; this is for when it cannot.
         self._loop.call_soon(self._abandon_callers)
 
     def _abandon_callers(self) -> None:
@@ -550,7 +550,7 @@ class ReadBarrier:
     """Many linearizable reads, one round to the majority.
 
     A read may share a round only if the round began after the read was asked for; otherwise it could miss a
-    write acknowledged in between. So at most one round is under way, everybody who asks meanwhile waits for
+    write acknowledged in between. So at most one round is under way, every caller that asks meanwhile waits for
     the next, and that one serves them all. Under load a round therefore serves as many reads as arrived
     during the one before it, and a lone read waits for no other.
 

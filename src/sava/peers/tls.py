@@ -1,7 +1,7 @@
 """Channels, contexts and server credentials: plain, or mutual TLS when the configuration names certificates.
 
 With TLS both ends show a certificate signed by the cluster's own authority; the Raft port is then closed to
-everybody else, which a cluster id alone (a name, not a secret) cannot do.
+other processes, which a cluster id alone (a name, not a secret) cannot do.
 """
 
 from __future__ import annotations
