@@ -161,7 +161,7 @@ def _read_id(disk: Disk, name: str) -> NodeId:
 
 
 def cluster_id_of(founders: Iterable[NodeId]) -> str:
-    """The id of the cluster that these nodes found: the same for every operator who runs ``init`` with the same
-    nodes, in any order, so that repeating it, even twice at the same time, cannot make two clusters."""
+    """The id of the cluster that these nodes found: the same for all who run ``init`` with the same nodes,
+    in any order, so that repeating it, even twice at the same time, cannot make two clusters."""
     text = ",".join(str(node) for node in sorted(founders))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

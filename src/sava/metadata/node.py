@@ -550,8 +550,8 @@ class ReadBarrier:
     """Many linearizable reads, one round to the majority.
 
     A read may share a round only if the round began after the read was asked for; otherwise it could miss a
-    write acknowledged in between. So at most one round is under way, every caller that asks meanwhile waits for
-    the next, and that one serves them all. Under load a round therefore serves as many reads as arrived
+    write acknowledged in between. So at most one round is under way, every caller that asks meanwhile waits
+    for the next, and that one serves them all. Under load a round therefore serves as many reads as arrived
     during the one before it, and a lone read waits for no other.
 
     Owned by the event loop.
