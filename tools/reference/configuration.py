@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from sava.config import ENVIRONMENT_PREFIX, Config
-from tools.reference.pages import page, prose, table
+from tools.reference.pages import first_sentences, page, prose, table
 
 
 class Key(NamedTuple):
@@ -34,7 +34,7 @@ def render() -> str:
     sections = []
     for path, model, keys in sections_of(Config):
         head = f"## {path or 'At the top'}"
-        about = "" if model is Config else prose(model.__dict__.get("__doc__"))
+        about = "" if model is Config else first_sentences(model.__dict__.get("__doc__"))
         rows = [(f"`{key.path}`", key.default, key.kind, key.meaning) for key in keys]
         body = table(("key", "default", "values", "meaning"), rows)
         sections.append("\n\n".join(part for part in (head, about, body) if part))

@@ -48,6 +48,9 @@ OUTCOMES: Final = {
 """What each outcome means, and what a caller does about it."""
 _CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
+PRINTED: Final = ("sava.cli.", "sava.load.", "sava.local_cluster")
+"""Modules whose errors no caller gets: a command prints them."""
+
 INTRODUCTION: Final = """
 Errors are types, told apart by whose fault they are, never by their text. On the wire an error has a gRPC
 status and, in the trailing metadata, its code as `sava-code` (Sava's services; [Danube's](../danube.md) have
@@ -55,8 +58,9 @@ Danube's codes). The code is the type's name in snake case, `batch_corrupt` for 
 names another. Brokers and commands raise the type again. Sava's client has few types of its own, which say
 [what became of the request](../client.md#send); their `code` is the broker's.
 
-The text of an error names the thing, the cause and the way out. In italics here: a text that needs no further
-explanation, with an ellipsis for what differs.
+The text of an error names the thing, the cause and the way out; errors that only a command prints have
+nothing else and are not listed. In italics: a text that needs no explanation, with an ellipsis for what
+differs.
 
 ## Not done, or unknown
 
@@ -70,7 +74,8 @@ broker, a lost answer to a call that only reads.
 
 
 def render() -> str:
-    left = sorted(kinds(), key=lambda kind: (kind.__name__, kind.__module__))
+    listed = [kind for kind in kinds() if not kind.__module__.startswith(PRINTED)]
+    left = sorted(listed, key=lambda kind: (kind.__name__, kind.__module__))
     sections = []
     for family, title, meaning in FAMILIES:
         members = [kind for kind in left if issubclass(kind, family)]
