@@ -38,9 +38,11 @@ def test_the_page_is_what_the_code_says(name: str) -> None:
     assert page.read_text(encoding="utf-8") == PAGES[name](), f"{page} is stale: run `make docs`"
 
 
-def test_types_are_told_in_words() -> None:
+def test_the_bounds_of_a_key_are_shown() -> None:
     keys = {key.path: key for _, _, keys in configuration.sections_of(Config) for key in keys}
-    assert keys["replication.max_backlog_gb"].kind == "number, above 0"
+    assert keys["replication.max_backlog_gb"].kind == "> 0"
+    assert keys["broker.ports.raft"].kind == "1 … 65535"
+    assert keys["bootstrap_namespaces"].kind == "list"
 
 
 @pytest.mark.parametrize("name", PAGES)

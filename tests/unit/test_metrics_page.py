@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
-ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `(\w+)` \| (\w*) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)
 
 PARTS = {
     "metadata: leader": ("sava_raft_is_leader", "sava_raft_has_leader"),

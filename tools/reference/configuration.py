@@ -95,22 +95,20 @@ def _default(field: FieldInfo) -> str:
 
 
 def _kind(field: FieldInfo) -> str:
-    return ", ".join(part for part in (_words(field.annotation), *_bounds(field.metadata)) if part)
+    """What a key may be, as far as its default does not show it: bounds, choices, lists."""
+    return ", ".join(part for part in (_choices(field.annotation), *_bounds(field.metadata)) if part)
 
 
-def _words(annotation: Any) -> str:
+def _choices(annotation: Any) -> str:
     if get_origin(annotation) is Annotated:
         kind, *metadata = get_args(annotation)
         bounds = _bounds([each for field in metadata for each in field.metadata])
-        return ", ".join((_words(kind), *bounds))
+        return ", ".join(part for part in (_choices(kind), *bounds) if part)
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{each}`" for each in get_args(annotation))
     if get_origin(annotation) in (Union, types.UnionType):
-        return " or ".join(_words(each) for each in get_args(annotation) if each is not type(None))
-    if get_origin(annotation) is tuple:
-        return f"list of {_words(get_args(annotation)[0])}"
-    names = {bool: "true or false", int: "number", float: "number", str: "text"}
-    return names.get(annotation, "path" if getattr(annotation, "__name__", "") == "Path" else str(annotation))
+        return " or ".join(filter(None, map(_choices, get_args(annotation))))
+    return "list" if get_origin(annotation) is tuple else ""
 
 
 def _bounds(metadata: list[Any]) -> Iterator[str]:
@@ -120,6 +118,8 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
         for name in ("ge", "gt", "le", "lt")
         if getattr(each, name, None) is not None
     }
-    words = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
-    if bounds:
-        yield " ".join(text.format(bounds[name]) for name, text in words.items() if name in bounds)
+    if "ge" in bounds and "le" in bounds:
+        yield f"{bounds['ge']} … {bounds['le']}"
+        return
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    yield from (f"{sign} {bounds[name]}" for name, sign in signs.items() if name in bounds)

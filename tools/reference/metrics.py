@@ -31,10 +31,11 @@ class Described(NamedTuple):
 
 INTRODUCTION: Final = """
 Every broker serves these on its HTTP port at `/metrics`. A name ends with its unit; a metric without one
-counts what its name says. A histogram has `_bucket`, `_sum` and `_count` behind its name. The leader alone
-reports what concerns the whole cluster, so that sums over brokers count each thing once. Danube's names
-(`danube_*`) are in [Migration from Danube](../danube.md#figures). deploy/grafana/sava.json shows the metrics,
-and deploy/prometheus/alerts.yaml has alerts.
+counts what its name says. Names with `_total` are counters; a histogram has `_bucket`, `_sum` and `_count`
+behind its name; all others are gauges. The leader alone reports what concerns the whole cluster, so that sums
+over brokers count each thing once. Danube's names (`danube_*`) are in
+[Migration from Danube](../danube.md#figures). deploy/grafana/sava.json shows the metrics, and
+deploy/prometheus/alerts.yaml has alerts.
 """
 
 
@@ -51,7 +52,7 @@ def section(group: str, members: list[Described]) -> str:
     rows = [
         (
             f"`{each.name}`",
-            each.kind,
+            each.kind if each.kind == "histogram" else "",
             ", ".join(f"`{label}`" for label in each.labels if label not in common),
             each.help,
         )
@@ -60,7 +61,7 @@ def section(group: str, members: list[Described]) -> str:
     head = f"## {group}"
     if common:
         head += f"\n\nLabels of all: {', '.join(f'`{label}`' for label in common)}."
-    return f"{head}\n\n" + table(("name", "kind", "labels", "meaning"), rows)
+    return f"{head}\n\n" + table(("", "", "labels", ""), rows)
 
 
 async def metrics() -> list[Described]:
