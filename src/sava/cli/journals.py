@@ -100,13 +100,11 @@ def describe(
 @app.command()
 def recover(
     journal: Journal,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Give up what is shown, and end the journal with what is there.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Give up what is shown, and end the journal.")] = False,
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """End a journal of which too few copies are left. Shows what would be lost; does nothing without --yes.
+    """End a journal with too few copies left. Shows what would be lost; changes nothing without --yes.
 
     A journal whose broker is gone is recovered by itself as soon as enough of its disks answer. This is for
     disks that will never come back."""

@@ -69,7 +69,7 @@ def topics(namespace: Namespace, output: Output = Format.TABLE, admin: AdminOpti
 
 @app.command()
 def policies(namespace: Namespace, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """Show the limits of NAMESPACE: what it sets itself, and what holds."""
+    """Show the limits of NAMESPACE: its own and the effective ones."""
     description = _describe(namespace, admin)
     if output is Format.JSON:
         fields = as_dict(description)

@@ -143,7 +143,7 @@ def status(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Show how far pipelines are, since when, and what went wrong last."""
+    """Show how far pipelines are, and the last error."""
     found = _chosen(run(admin, _all), names or [])
     if output is Format.JSON:
         print_json([{"name": each.spec.name, **as_dict(each.status)} for each in found])
@@ -163,7 +163,7 @@ def status(
 
 @app.command()
 def describe(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """Show all of a pipeline: what it is to do, and how far it is."""
+    """Show a pipeline: its settings, and how far it is."""
     (found,) = _chosen(run(admin, _all), [name])
     if output is Format.JSON:
         print_json(_shown(found))
@@ -193,7 +193,7 @@ def pause(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAUL
 
 @app.command()
 def resume(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """Let a paused pipeline continue where it was."""
+    """Continue a paused pipeline."""
     request = pb.PipelineName(name=name)
     resumed = run(admin, lambda client: client.call(client.pipelines.ResumePipeline, request))
     _done(resumed, f"pipeline {name} is resumed", output)
@@ -206,7 +206,7 @@ def delete(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Delete a pipeline. Its checkpoint stays, and so does what it has written."""
+    """Delete a pipeline. Its checkpoint and output stay."""
 
     async def work(client: AdminClient) -> bool:
         request = pb.PipelineName(name=name)
@@ -231,7 +231,7 @@ def delete(
 
 @app.command()
 def runners(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """List the runners that are there, and how many pipelines each has."""
+    """List the runners, and how many pipelines each has."""
     response: pb.ListRunnersResponse = run(
         admin, lambda client: client.call(client.pipelines.ListRunners, pb.ListRunnersRequest())
     )
@@ -263,7 +263,7 @@ def run_(
         typer.Option(
             "--checkpoints",
             metavar="DIR",
-            help="Where queries note how far they are. All runners must see the same directory.",
+            help="Where queries store their progress: one directory for all runners.",
         ),
     ] = Path("sava-checkpoints"),
     python_path: Annotated[
@@ -280,7 +280,7 @@ def run_(
             min=2,
             max=300,
             metavar="SECONDS",
-            help="After this long without a sign of this runner, another takes over.",
+            help="After this long without a sign of this runner another takes over.",
         ),
     ] = 10.0,
     stuck_after: Annotated[
@@ -289,7 +289,7 @@ def run_(
             "--stuck-after",
             min=5,
             metavar="SECONDS",
-            help="A query that has work and does nothing for this long is begun again.",
+            help="A query that has work and does nothing for this long restarts.",
         ),
     ] = 120.0,
     admin: AdminOption = DEFAULT_ADMIN,

@@ -47,9 +47,7 @@ def set_(
     remotes: Annotated[
         list[str] | None, typer.Option("--remote", metavar="NAME", help="Copy to this remote. Repeatable.")
     ] = None,
-    off: Annotated[
-        bool, typer.Option("--off", help="Copy nowhere, whatever is set for the namespace.")
-    ] = False,
+    off: Annotated[bool, typer.Option("--off", help="Copy nowhere.")] = False,
     start: Annotated[
         str, typer.Option("--start", help=f"Where to begin with what was never copied: {START}.")
     ] = "earliest",
@@ -62,7 +60,7 @@ def set_(
         typer.Option("--subscription", metavar="NAME", help="Copy the position of this one too. Repeatable."),
     ] = None,
     skip_checks: Annotated[
-        bool, typer.Option("--skip-checks", help="Do not ask the remotes whether they have what is needed.")
+        bool, typer.Option("--skip-checks", help="Do not compare the remotes first.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show in what the remotes differ.")] = False,
     output: Output = Format.TABLE,
@@ -96,7 +94,7 @@ def set_(
 
 @app.command()
 def get(scope: Scope, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """Show the policy that holds for SCOPE, and where it is set."""
+    """Show the policy of SCOPE, and where it is set."""
     request = pb.GetReplicationRequest(scope=scope)
     response = run(admin, lambda client: client.call(client.replication.GetReplication, request))
     if output is Format.JSON:
@@ -109,7 +107,7 @@ def get(scope: Scope, output: Output = Format.TABLE, admin: AdminOption = DEFAUL
 
 @app.command()
 def clear(scope: Scope, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """Remove the policy of SCOPE. Of a topic, its namespace's holds from now on."""
+    """Remove the policy of SCOPE; a topic then has its namespace's."""
     request = pb.ClearReplicationRequest(scope=scope)
     response = run(admin, lambda client: client.call(client.replication.ClearReplication, request))
     print_answer(response, output, f"{scope} has no replication policy of its own")
@@ -416,13 +414,13 @@ def add(
     ],
     token: Annotated[
         str,
-        typer.Option("--token", envvar="SAVA_REMOTE_TOKEN", help="Goes with every call to the remote."),
+        typer.Option("--token", envvar="SAVA_REMOTE_TOKEN", help="Sent with every call to the remote."),
     ] = "",
     tls_ca: Annotated[str, typer.Option("--tls-ca", help=f"Whose signature the remote has: a {FILE}.")] = "",
     tls_cert: Annotated[str, typer.Option("--tls-cert", help=f"Shown to the remote: a {FILE}.")] = "",
     tls_key: Annotated[str, typer.Option("--tls-key", help=f"Of --tls-cert: a {FILE}.")] = "",
     max_rate: Annotated[
-        int, typer.Option("--max-rate", min=0, help="Messages a second, of all topics together; 0: any.")
+        int, typer.Option("--max-rate", min=0, help="Messages a second, of all topics together; 0: no limit.")
     ] = 0,
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
@@ -470,7 +468,7 @@ def list_(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> 
 
 @remotes_app.command(name="test")
 def try_(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """Ask remote NAME who it is, and show in what it differs from what policies need of it."""
+    """Ask remote NAME who it is, and show what policies miss there."""
     request = pb.TestRemoteRequest(name=name)
     response = run(
         admin, lambda client: client.call(client.replication.TestRemote, request, timeout=ASK_TIMEOUT_S)
@@ -494,7 +492,7 @@ def try_(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT
 
 @remotes_app.command()
 def remove(name: Name, output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """Remove remote NAME, and what is remembered of topics there. Refused while a policy names it."""
+    """Remove remote NAME and the state of topics there. Refused while a policy names it."""
     request = pb.RemoveRemoteRequest(name=name)
     response = run(admin, lambda client: client.call(client.replication.RemoveRemote, request))
     print_answer(response, output, f"remote {name} removed")

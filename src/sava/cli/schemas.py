@@ -54,7 +54,7 @@ def register(
     subject: Subject,
     type_: TypeOption,
     file: File = None,
-    description: Annotated[str, typer.Option("--description", help="For people who find it later.")] = "",
+    description: Annotated[str, typer.Option("--description", help="For readers.")] = "",
     tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag; may be repeated.")] = None,
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
@@ -138,7 +138,7 @@ def check(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Say whether a schema could become the next version of SUBJECT. Exit code 1 if not."""
+    """Check whether a schema could become the next version of SUBJECT. Exit code 1 if not."""
     request = pb.CheckCompatibilityRequest(
         subject=subject, schema_type=type_.value, new_schema_definition=_definition(type_, file)
     )
@@ -160,7 +160,7 @@ def mode(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Show how versions of SUBJECT must agree with older ones, or set it."""
+    """Show or set the compatibility mode of SUBJECT."""
 
     async def ask(client: AdminClient) -> str:
         if wanted is not None:
@@ -182,7 +182,7 @@ def delete(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Delete one version of SUBJECT. Its number is not given out again."""
+    """Delete one version of SUBJECT. Its number is never reused."""
     request = pb.DeleteSchemaVersionRequest(subject=subject, version=version)
     response = run(admin, lambda client: client.call(client.schemas.DeleteSchemaVersion, request))
     _check(response)
@@ -213,11 +213,9 @@ def configure_topic(
     topic: Topic,
     subject: Annotated[str, typer.Option("--subject", help="The subject that its messages follow.")],
     policy: Annotated[
-        Policy, typer.Option("--policy", help="What happens to a message that does not.")
+        Policy, typer.Option("--policy", help="What happens to other messages.")
     ] = Policy.ENFORCE,
-    validate_payload: Annotated[
-        bool, typer.Option("--validate-payload", help="Look into payloads, not only at their schema ids.")
-    ] = False,
+    validate_payload: Annotated[bool, typer.Option("--validate-payload", help="Check payloads too.")] = False,
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:

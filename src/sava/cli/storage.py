@@ -96,7 +96,7 @@ def inspect(
 def verify(
     topic: Topic = "", journal: Journal = None, url: Url = "", config: Config = None, admin: Admin = ""
 ) -> None:
-    """Read everything and compare it with what describes it. Exit code 1 if anything is wrong."""
+    """Compare all objects with their descriptors. Exit code 1 if anything is wrong."""
     if journal is not None:
         _alone(topic=topic, url=url)
         is_sound = verify_journal(journal)
@@ -139,7 +139,7 @@ def hold(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Keep all segments as they are, so that metadata and objects can be copied and fit together.
+    """Keep all segments, so that copies of metadata and objects fit together.
 
     Retention and the merging of small segments wait; publishing and consuming continue. Repeat it for more
     time."""
@@ -155,7 +155,7 @@ def hold(
 
 @app.command()
 def release(output: Output = Format.TABLE, admin: AdminOption = DEFAULT_ADMIN) -> None:
-    """End what `sava storage hold` began. Repeating it is harmless."""
+    """End a hold. Repeating it is harmless."""
     response = run(admin, lambda client: client.call(client.meta.Delete, pb.DeleteRequest(key=HOLD)))
     was_held = bool(response.prev)
     if output is Format.JSON:

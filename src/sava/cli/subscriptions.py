@@ -52,7 +52,7 @@ def describe(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Show how far SUBSCRIPTION is, who consumes it, and its policy."""
+    """Show the position, consumers and policy of SUBSCRIPTION."""
     request = pb.DescribeSubscriptionRequest(topic=topic, subscription=subscription)
     _show(run(admin, lambda client: client.call(client.subscriptions.DescribeSubscription, request)), output)
 
@@ -68,7 +68,7 @@ def create(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """Create SUBSCRIPTION ahead of its first consumer, which then misses nothing published meanwhile."""
+    """Create SUBSCRIPTION ahead of its first consumer."""
     request = pb.CreateSubscriptionRequest(
         topic=topic,
         subscription=subscription,

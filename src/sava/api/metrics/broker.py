@@ -94,7 +94,7 @@ class BrokerMetrics:
         )
         self._journal_groups = Histogram(
             "sava_journal_sync_bytes",
-            "What one sync of the journal made durable.",
+            "Bytes that one sync of the journal made durable.",
             buckets=_SIZES,
             registry=self.registry,
         )
@@ -156,7 +156,7 @@ class _TasksCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         failures = CounterMetricFamily(
             "sava_task_failures",
-            "Times that a task of this broker died of a bug and was begun again; its log says of which.",
+            "Restarts of tasks that died of a bug; the log names it.",
             labels=("task",),
         )
         for task, count in sorted(self._supervisor.failures.items()):
@@ -164,7 +164,7 @@ class _TasksCollector(Collector):
         yield failures
         yield _gauge(
             "sava_broker_start_time_seconds",
-            "When this process was started, in seconds since 1970: changes when it was started again.",
+            "Start of this process, in seconds since 1970.",
             self._started,
         )
 

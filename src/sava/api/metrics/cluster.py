@@ -62,13 +62,13 @@ class ClusterSources:
 def observe_cluster(registry: CollectorRegistry, parts: ClusterSources) -> None:
     downtime = Histogram(
         "sava_topic_move_downtime_seconds",
-        "From the request to the owner of a topic until this broker had taken it up.",
+        "From the request to a topic's owner until this broker serves it.",
         buckets=_DOWNTIMES,
         registry=registry,
     )
     registrations = CounterMetric(
         "sava_broker_registrations",
-        "How often this broker came to be there: once, and again whenever it had lost its lease.",
+        "Registrations of this broker: one more after each lost lease.",
         registry=registry,
     )
     parts.view.listen(MoveTimes(parts.view, parts.broker, downtime.observe).look)
@@ -112,7 +112,7 @@ class ClusterCollector(Collector):
         yield from self._of_suspicion()
         forwards = CounterMetricFamily(
             "sava_forwarded_calls",
-            "Calls passed on: those of a port to a topic's owner, and those that only the leader answers.",
+            "Calls forwarded to a topic's owner or to the leader.",
             labels=("kind",),
         )
         for kind, count in sorted(self._parts.forwards.items()):
@@ -134,7 +134,7 @@ class ClusterCollector(Collector):
         states = Counter(entry.record.state for entry in view.owned_by(broker))
         owned = GaugeMetricFamily(
             "sava_broker_topics",
-            "Topics that are this broker's, by the state of their ownership.",
+            "Topics that this broker owns, by state.",
             labels=("state",),
         )
         for state in OwnershipState:
@@ -144,7 +144,7 @@ class ClusterCollector(Collector):
     def _of_suspicion(self) -> Iterable[Metric]:
         suspicions = CounterMetricFamily(
             "sava_cluster_suspicions",
-            "While this broker led: doubts about a broker, and what came of asking the others, by evidence.",
+            "Doubts of this broker, as leader, about others, by outcome and evidence.",
             labels=("outcome", "sign"),
         )
         for (outcome, sign), count in sorted(self._parts.suspicion.counts.items()):
@@ -152,7 +152,7 @@ class ClusterCollector(Collector):
         yield suspicions
         evictions = CounterMetricFamily(
             "sava_cluster_evictions",
-            "Registrations that this broker ended early while it led, by the evidence of the suspicion.",
+            "Registrations that this broker, as leader, ended early, by the evidence.",
             labels=("sign",),
         )
         for sign, count in sorted(self._parts.evictor.evictions.items()):
@@ -169,12 +169,12 @@ class ClusterCollector(Collector):
             ),
             (
                 "sava_writer_batches_published",
-                "Exactly-once batches that this broker has published, whichever broker decided them.",
+                "Exactly-once batches published by this broker.",
                 writers.published,
             ),
             (
                 "sava_writer_messages",
-                "Messages of the exactly-once batches that this broker has published.",
+                "Messages of the batches that this broker published.",
                 writers.messages,
             ),
         ):
@@ -189,10 +189,10 @@ class ClusterCollector(Collector):
     def _of_controller(self) -> Iterable[Metric]:
         controller = self._parts.controller
         for name, text, count in (
-            ("sava_controller_moves", "Moves that are over, while this broker led.", controller.moves),
+            ("sava_controller_moves", "Finished moves, while this broker led.", controller.moves),
             (
                 "sava_controller_move_failures",
-                "Moves that came to nothing, while this broker led.",
+                "Failed moves, while this broker led.",
                 controller.move_failures,
             ),
             ("sava_controller_assignments", "Topics given to a broker.", controller.assignments),
@@ -208,7 +208,7 @@ class ClusterCollector(Collector):
                 "Standard deviation of loads over their mean.",
                 controller.imbalance,
             ),
-            ("sava_controller_pass_seconds", "Of the last look at all topics.", controller.pass_seconds),
+            ("sava_controller_pass_seconds", "Time of the last look at all topics.", controller.pass_seconds),
         ):
             yield _gauge(name, text, value)
 
@@ -223,15 +223,13 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 log = logging.getLogger(__name__)
 
 LABELS: Final = ("cluster", "namespace", "topic", "remote_cluster")
-_DISCONNECTED: Final = (
-    "Partitions of the topic that are not copied: no runner does, or something stops the runner."
-)
+_DISCONNECTED: Final = "Partitions of the topic that are not copied."
 _COUNTERS: Final = (
     ("messages", "Messages copied."),
-    ("duplicates", "Messages that had come to the remote another way before, and were left out."),
-    ("skipped", "Messages that were not to be copied: they exclude the remote, or have been there."),
+    ("duplicates", "Messages left out because the remote had them."),
+    ("skipped", "Messages left out because they exclude the remote, or have been there."),
     ("disconnects", "How often the remote was lost."),
-    ("restarts", "How often copying was begun again because it made no progress."),
+    ("restarts", "Restarts of copying that made no progress."),
 )
 
 
@@ -266,7 +264,7 @@ class ReplicationCollector(Collector):
         )
         unsynced = _replication_gauge(
             "sava_replication_unsynced_subscriptions",
-            "Replicated subscriptions, of each partition, whose positions cannot be copied at present.",
+            "Subscriptions whose positions cannot be copied at present.",
         )
         for status in statuses:
             labels = self._labels(status)
@@ -345,16 +343,14 @@ class PipelinesCollector(Collector):
             "sava_pipeline_state", "1 for the state that it is in.", labels=(*labels, "state")
         )
         rows = CounterMetricFamily("sava_pipeline_rows", "Rows read, by all runners.", labels=labels)
-        restarts = CounterMetricFamily(
-            "sava_pipeline_restarts", "Times that it was begun again after an error.", labels=labels
-        )
+        restarts = CounterMetricFamily("sava_pipeline_restarts", "Restarts after an error.", labels=labels)
         rate = GaugeMetricFamily("sava_pipeline_rows_per_second", "Rows a second, lately.", labels=labels)
         lag = GaugeMetricFamily(
-            "sava_pipeline_lag_messages", "Behind its topics; absent if not known.", labels=labels
+            "sava_pipeline_lag_messages", "Messages behind its topics; absent if unknown.", labels=labels
         )
         age = GaugeMetricFamily(
             "sava_pipeline_lag_seconds",
-            "For how long it has been behind; absent if not known.",
+            "For how long it has been behind; absent if unknown.",
             labels=labels,
         )
         for pipeline in found:

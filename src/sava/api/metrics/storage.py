@@ -55,7 +55,7 @@ class JournalCollector(Collector):
         )
         yield CounterMetricFamily(
             "sava_journal_degraded_seconds",
-            "Time in which fewer copies were enough than were asked for.",
+            "Time in which fewer copies sufficed than configured.",
             value=self._parts.degraded_s(),
         )
         yield from self._of_failover()
@@ -85,7 +85,7 @@ class JournalCollector(Collector):
         yield _gauge("sava_journal_open", "1 while this broker has a journal to write to.", own is not None)
         yield _gauge(
             "sava_journal_degraded",
-            "1 while fewer copies are enough than were asked for.",
+            "1 while fewer copies suffice than configured.",
             own is not None and own.is_degraded,
         )
         yield _gauge(
@@ -102,9 +102,13 @@ class JournalCollector(Collector):
         failover = self._parts.failover
         figures = failover.figures
         for name, text, value in (
-            ("sava_journal_claims", "Recoveries of others' journals begun by this broker.", figures.claims),
-            ("sava_journal_recoveries", "Journals of others that it has closed.", figures.recoveries),
-            ("sava_journal_recovery_seconds", "Time until they were closed.", figures.recovery_seconds),
+            ("sava_journal_claims", "Recoveries of other journals begun by this broker.", figures.claims),
+            ("sava_journal_recoveries", "Recoveries that ended with a closed journal.", figures.recoveries),
+            (
+                "sava_journal_recovery_seconds",
+                "Time until recovered journals were closed.",
+                figures.recovery_seconds,
+            ),
             (
                 "sava_journal_tail_recoveries",
                 "Disks whose tails this broker has recovered.",
@@ -200,7 +204,7 @@ class Disks(Collector):
         size = GaugeMetricFamily(
             "sava_disk_size_bytes", "Size of the file system that a directory is on.", labels=("use",)
         )
-        free = GaugeMetricFamily("sava_disk_free_bytes", "What may still be written there.", labels=("use",))
+        free = GaugeMetricFamily("sava_disk_free_bytes", "Free space for the broker's use.", labels=("use",))
         for room in self._seen:
             if not room.error:
                 size.add_metric((room.use,), room.size)

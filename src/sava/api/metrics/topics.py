@@ -76,12 +76,12 @@ class TopicsCollector(Collector):
         yield CounterMetricFamily("sava_segment_uploads", "Segments written.", value=uploader.segments)
         yield CounterMetricFamily(
             "sava_segment_failures",
-            "Attempts to write a segment that came to nothing.",
+            "Failed attempts to write a segment.",
             value=uploader.failures,
         )
         yield GaugeMetricFamily(
             "sava_segment_failing_topics",
-            "Topics whose last attempt to write a segment came to nothing.",
+            "Topics whose last segment could not be written.",
             uploader.failing,
         )
         yield CounterMetricFamily(
@@ -91,8 +91,8 @@ class TopicsCollector(Collector):
         )
         skipped = CounterMetricFamily(
             "sava_maintenance_skipped",
-            "Topics that maintenance left out after an unexpected error, and notes of deleted topics that it "
-            "cannot read; the log names them.",
+            "Topics that maintenance skipped after an unexpected error, and unreadable notes of deleted "
+            "topics; the log names them.",
             labels=("kind",),
         )
         for kind, count in sorted(self._topics.skipped_maintenance.items()):
@@ -103,7 +103,7 @@ class TopicsCollector(Collector):
 def _of_topics(topics: Part) -> Iterable[Metric]:
     ends = CounterMetricFamily(
         "sava_topic_messages",
-        "Messages published: of a reliable topic all, by offset; of another those since it was opened here.",
+        "Messages published (non-reliable: since the topic was opened here).",
         labels=_TOPIC,
     )
     stored = GaugeMetricFamily(
@@ -112,12 +112,12 @@ def _of_topics(topics: Part) -> Iterable[Metric]:
     producers = GaugeMetricFamily("sava_topic_producers", "Open producers.", labels=_TOPIC)
     copied = CounterMetricFamily(
         "sava_topic_copied_messages",
-        "Messages that came from other clusters, by what became of them.",
+        "Messages from other clusters, by outcome.",
         labels=(*_TOPIC, "outcome"),
     )
     refused = CounterMetricFamily(
         "sava_topic_position_mismatches",
-        "Ranges of other clusters' topics that did not begin at the source position.",
+        "Ranges that did not begin at the source position.",
         labels=_TOPIC,
     )
     for name, topic in topics:
@@ -187,18 +187,16 @@ _GAUGES: Final = {
     "unacked_messages": "Delivered and not acked.",
     "consumers": "Connected consumers.",
     "blocked": "1 while a message that failed too often waits for an operator.",
-    "failing": "1 while nothing can be read, or handed on to the dead-letter topic.",
+    "failing": "1 while nothing can be read or dead-lettered.",
 }
 
 _COUNTERS: Final = {
     "delivered": "Messages sent to consumers.",
-    "redelivered": "Messages sent to consumers that had been sent before.",
+    "redelivered": "Messages sent to consumers again.",
     "acked": "Messages acked.",
     "nacked": "Messages given back.",
     "timed_out": "Messages not acked in time.",
-    "dropped": (
-        "Messages dropped by the poison policy; of a non-reliable topic, those that no consumer had room for."
-    ),
+    "dropped": ("Messages dropped by the poison policy, or (non-reliable) because no consumer had room."),
     "dead_lettered": "Messages moved to the dead-letter topic.",
     "skipped_by_filter": "Messages whose key no consumer accepted.",
     "skipped_by_retention": "Messages removed before they were acked.",
