@@ -74,7 +74,7 @@ broker, a lost answer to a call that only reads.
 
 
 def render() -> str:
-    listed = [kind for kind in kinds() if not kind.__module__.startswith(PRINTED)]
+    listed = [kind for kind in kinds() if not kind.__module__.startswith(PRINTED) and not is_base(kind)]
     left = sorted(listed, key=lambda kind: (kind.__name__, kind.__module__))
     sections = []
     for family, title, meaning in FAMILIES:
@@ -88,6 +88,11 @@ def render() -> str:
         [(f"**{outcome.value}**", *texts) for outcome, texts in OUTCOMES.items()],
     )
     return page("Errors", INTRODUCTION.replace("{outcomes}", outcomes), *sections)
+
+
+def is_base(kind: type[SavaError]) -> bool:
+    """Of no use by itself: only its subclasses are raised."""
+    return first_sentences(kind.__dict__.get("__doc__")).startswith("Base of")
 
 
 def _row(kind: type[SavaError]) -> str:

@@ -33,9 +33,8 @@ INTRODUCTION: Final = """
 Every broker serves these on its HTTP port at `/metrics`. A name ends with its unit; a metric without one
 counts what its name says. Names with `_total` are counters; a histogram has `_bucket`, `_sum` and `_count`
 behind its name; all others are gauges. The leader alone reports what concerns the whole cluster, so that sums
-over brokers count each thing once. Danube's names (`danube_*`) are in
-[Migration from Danube](../danube.md#figures). deploy/grafana/sava.json shows the metrics, and
-deploy/prometheus/alerts.yaml has alerts.
+over brokers count each thing once. [Danube's names](../danube.md#figures) (`danube_*`) are served too;
+[Diagnosis](../diagnosis.md#what-does-it-say-of-itself) has dashboard and alerts.
 """
 
 
