@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import ast
 import asyncio
+import io
 import json
 import re
+import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,9 +28,18 @@ BANNED: Final = {
     "whoever": "name the actor: the producer, the leader",
     "somebody": "name the actor",
     "nobody": "no consumer, no broker",
+    "anybody": "any client, a caller, another broker",
+    "everybody": "all clients, every broker",
     "anew": "again",
     "is told": "learns, receives",
     "are told": "learn, receive",
+    "was told": "learned, received",
+    "were told": "learned, received",
+    "been told": "learned, received",
+    "be told": "learn, receive, differ",
+    "told of": "reported, called with",
+    "told about": "called with",
+    "as it were": "say what it is",
     "so many": "more than N",
     "so long": "as long, for N seconds",
     "for ever": "without limit, never ends",
@@ -36,7 +47,9 @@ BANNED: Final = {
     "go on": "continue",
     "comes about": "is made",
     "came about": "was made",
+    "come about": "be made",
     "bear the": "tolerate",
+    "bears": "has, tolerates, allows",
     "unborn": "not started",
     "births": "generations",
     "in vain": "without success",
@@ -202,17 +215,23 @@ def pages() -> Iterator[Path]:
 
 
 def banned() -> Iterator[tuple[str, int, str]]:
-    """Page or module, line and word, of every banned word in documentation, docstrings, help and messages."""
+    """Page or module, line and word, of every banned word in documentation, docstrings, help, messages and
+    comments."""
     for page in pages():
         for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
             for found in _BANNED.finditer(line):
                 yield str(page.relative_to(ROOT)), number, found[0]
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        place, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 for found in _BANNED.finditer(node.value):
                     above = node.value[: found.start()].count("\n")
-                    yield str(path.relative_to(ROOT)), node.lineno + above, found[0]
+                    yield place, node.lineno + above, found[0]
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                for found in _BANNED.finditer(token.string):
+                    yield place, token.start[0], found[0]
 
 
 def words() -> int:

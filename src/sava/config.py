@@ -62,8 +62,8 @@ class BrokerSettings(SettingsSection):
     name when ``host`` is a wildcard. The one setting that differs between brokers: give it as
     ``SAVA__BROKER__ADVERTISED_HOST``."""
     rack: str = ""
-    """What brokers share that fails as one: a rack, a zone. A journal's mirrors are chosen in other racks
-    than its owner's where there are any."""
+    """What brokers share that fails as one: a rack, a zone. Mirrors of a journal go to other racks if there
+    are any."""
     ports: PortSettings = PortSettings()
 
     @property
@@ -97,8 +97,7 @@ class MetaStoreSettings(SettingsSection):
     snapshot_threshold: Positive = 10_000
     """Entries applied since the last snapshot before the next one is taken."""
     max_payload_entries: Annotated[int, Field(ge=1, le=10_000)] = 300
-    """How much one append message carries. Sava bounds it by bytes, for entries differ a thousandfold in
-    size; one entry is counted here as 4 KiB."""
+    """How much one append message carries; one entry counts as 4 KiB."""
 
     @model_validator(mode="after")
     def _seeds_are_addresses(self) -> MetaStoreSettings:
@@ -133,12 +132,12 @@ class PolicySettings(SettingsSection):
     max_subscription_dispatch_rate: Count = 0
     """Messages a second out of one subscription; dispatch waits beyond it."""
     max_message_size: Count = 8 << 20
-    """Bytes of one payload. A message travels in one gRPC message, for which clients must make room: Danube's
-    own limit is 10 MiB, and headers, key and attributes come on top of the payload."""
+    """Bytes of one payload. Key, attributes and headers come on top; Danube's clients take messages of 10
+    MiB."""
     retention_time_minutes: Count = 0
-    """Age after which segments are deleted, unless a subscription has still to read them."""
+    """Age after which segments are deleted, once all subscriptions have acked them."""
     retention_size_mb: Count = 0
-    """Size of a topic beyond which its oldest segments are deleted, unless a subscription has still to read
+    """Size of a topic beyond which its oldest segments are deleted, once all subscriptions have acked
     them."""
 
 
@@ -158,8 +157,8 @@ class StorageSettings(SettingsSection):
     upload_interval_seconds: Positive = 60
     """The longest time that a message stays in the journal alone."""
     staging_expiry_seconds: Annotated[int, Field(ge=4)] = 3600
-    """What was staged for an exactly-once write is removed after this long if no commit has named it. A
-    commit must come within half of that."""
+    """Unpublished parts of an exactly-once write are removed after this long. A commit must come within half
+    of that."""
 
 
 class JournalSettings(SettingsSection):
@@ -177,8 +176,8 @@ class JournalSettings(SettingsSection):
     degraded: Literal["refuse", "allow"] = "refuse"
     """When fewer disks than that can be reached: refuse messages, or acknowledge them with fewer copies."""
     mirror_timeout_seconds: Annotated[int, Field(ge=1, le=600)] = 5
-    """A mirror that was behind for this long without progress is replaced; one that acknowledgements wait
-    for, after a second or five times its usual answer."""
+    """A mirror behind for this long without progress is replaced; one that acknowledgements wait for, after a
+    second or five times its usual answer."""
 
     @model_validator(mode="after")
     def _acks_within_writes(self) -> JournalSettings:
@@ -213,7 +212,7 @@ class Auth(SettingsSection):
 
 class RebalancingSettings(SettingsSection):
     enabled: bool = True
-    """Whether topics are moved from loaded brokers to others without being asked."""
+    """Whether the leader moves topics from loaded brokers to others."""
     check_interval_seconds: Positive = 120
     """How often the leader looks."""
     aggressiveness: Literal["conservative", "moderate", "aggressive"] = "moderate"
@@ -225,7 +224,7 @@ class RebalancingSettings(SettingsSection):
     min_brokers: Positive = 2
     """With fewer active brokers nothing is rebalanced."""
     min_topic_age_seconds: Count = 300
-    """A topic that was assigned later than this stays where it is."""
+    """A topic assigned more recently stays where it is."""
     exclude_topics: tuple[str, ...] = ()
     """Names, or ``/namespace/*``."""
 
@@ -243,30 +242,27 @@ class ClusterSettings(SettingsSection):
     """How brokers know of one another."""
 
     registration_ttl_ms: Annotated[int, Field(ge=1000, le=600_000)] = 6000
-    """A broker that was not heard of for this long is gone, and its topics go to others. It stops serving by
-    then itself."""
+    """A broker that is silent for this long is gone, and its topics go to others. It stops serving by then
+    itself."""
     suspicion: Literal["auto", "off"] = "auto"
     """``auto``: a broker that the others agree is gone (they get no message from it, or their connections are
     refused) loses its registration before that time. ``off``: only the time decides."""
     move_timeout_seconds: Positive = 30
     """How long the owner of a topic may take to hand it over."""
     leave_timeout_seconds: Count = 10
-    """A broker that is asked to stop hands its topics over first, and stops after this long with those that
-    are left. 0: it stops at once."""
+    """How long a stopping broker hands its topics over. 0: it stops at once."""
 
 
 class ReplicationSettings(SettingsSection):
     create_topic_to_remote_cluster: bool = True
     """Whether replication may create topics on the remote cluster (PIP-370). When false it waits until they
-    exist. Pulsar's name for it, ``createTopicToRemoteClusterForReplication`` at the top of the file, is taken
-    too."""
+    exist. Pulsar's ``createTopicToRemoteClusterForReplication`` at the top of the file works too."""
     partition_mismatch_policy: Literal["pip370", "strict"] = "pip370"
     """What happens to a topic with other partitions on the remote cluster: ``pip370`` copies each partition
     into the one of the same number, if there is one; ``strict`` copies nothing."""
     max_backlog_gb: Annotated[float, Field(gt=0)] | None = None
-    """Stored gigabytes of one topic or partition that are kept from retention because a remote does not have
-    them yet. What is beyond goes as if no remote waited for it, and the link reports the loss. None: all of
-    it is kept."""
+    """Stored gigabytes of one topic or partition that retention keeps for remotes. Beyond it the oldest are
+    deleted, and the link reports the loss. None: all are kept."""
 
     @property
     def max_backlog_bytes(self) -> int | None:
@@ -277,7 +273,7 @@ class MetricsSettings(SettingsSection):
     """What a broker tells Prometheus at ``/metrics``."""
 
     danube_names: bool = True
-    """Offer figures also under Danube's names (``danube_*``), which its web UI and its MCP server query."""
+    """Offer metrics also under Danube's names (``danube_*``), for its web UI and MCP server."""
 
 
 class LoggingSettings(SettingsSection):

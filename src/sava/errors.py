@@ -1,6 +1,6 @@
 """The root of every error that Sava raises on purpose.
 
-Errors are types with fields, split by whose fault they are, and are never told apart by their text:
+Errors are types with fields, split by whose fault they are, and callers never tell them apart by their text:
 
 * ``CallerError``: the request is wrong; repeating it unchanged cannot help.
 * ``RetryableError``: the request may be fine; the same request can succeed later.

@@ -132,8 +132,8 @@ class LocalProcess:
 
 class RestartedProcess(LocalProcess):
     """A process that is started again when it has ended by itself or was killed, after a pause that grows.
-    One that was told to end (code 0) stays away. ``most``: how often in a row; a process that has run for the
-    longest pause begins a new row."""
+    One that ended on request (code 0) stays away. ``most``: how often in a row; a process that has run for
+    the longest pause begins a new row."""
 
     def __init__(self, name: str, log: Path, command: list[str], *, most: float = math.inf) -> None:
         super().__init__(name, log, command)
@@ -250,7 +250,7 @@ class LocalCluster:
         self._port_base = port_base
         self._disk: LocalDisk | None = None
         self._told: set[int] = set()
-        """Processes whose end was told."""
+        """Processes whose end has been reported."""
         self._has_runner = pipelines
         self.brokers: list[LocalBroker] = []
         self.runner: LocalRunner | None = None

@@ -7,7 +7,7 @@ caller should have to pass along comes from here:
 * ``broker``: whose line it is. A collector has those of all brokers in one place. Known from when the process
   has read its identity; *-* before.
 * ``epoch``, in lines about a topic that do not say it themselves: as this broker knows it when it writes the
-  line. Two brokers that both speak of a topic can be told apart by it: the one with the smaller is late.
+  line. It tells apart two brokers that both speak of a topic: the one with the smaller is late.
 
 One cause has many effects: an object store that is down fails for every topic, and again with each attempt.
 So of warnings and errors with the same text only the first few of a minute are written, and then one line

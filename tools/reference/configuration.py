@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from sava.config import ENVIRONMENT_PREFIX, Config
-from tools.reference.pages import page, prose, table
+from tools.reference.pages import first_sentences, page, prose, table
 
 
 class Key(NamedTuple):
@@ -24,11 +24,9 @@ class Key(NamedTuple):
     meaning: str
 
 
-INTRODUCTION: Final = """
-One YAML file, the same on all brokers; every key has a default, so an empty file is a valid one. Unknown keys
-and wrong types are refused at start, with the path of the key. Each key can be overridden by an environment
-variable: the path in capitals behind `SAVA__`, levels joined by two underscores, the value in YAML.
-[Configuration](../configuration.md) tells what goes with what.
+INTRODUCTION: Final = f"""
+[Configuration](../configuration.md) says how keys belong together. An environment variable overrides each
+key: `broker.ports.raft` is `{ENVIRONMENT_PREFIX}BROKER__PORTS__RAFT`, with the value in YAML.
 """
 
 
@@ -36,17 +34,16 @@ def render() -> str:
     sections = []
     for path, model, keys in sections_of(Config):
         head = f"## {path or 'At the top'}"
-        about = "" if model is Config else prose(model.__dict__.get("__doc__"))
+        about = "" if model is Config else first_sentences(model.__dict__.get("__doc__"))
         rows = [(f"`{key.path}`", key.default, key.kind, key.meaning) for key in keys]
-        example = f"As a variable: `{ENVIRONMENT_PREFIX}{keys[0].path.upper().replace('.', '__')}`."
         body = table(("key", "default", "values", "meaning"), rows)
-        sections.append("\n\n".join(part for part in (head, about, body, example) if part))
+        sections.append("\n\n".join(part for part in (head, about, body) if part))
     return page("Configuration: every key", INTRODUCTION, *sections)
 
 
 def sections_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel], list[Key]]]:
     """Each section with its own keys, in the order of the model; sections without keys are left out."""
-    told = docstrings(model)
+    meanings = docstrings(model)
     keys: list[Key] = []
     below: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
@@ -54,7 +51,7 @@ def sections_of(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, t
         if inner is not None:
             below.append((f"{path}{name}", inner))
         else:
-            keys.append(Key(f"{path}{name}", _default(field), _kind(field), told.get(name, "")))
+            keys.append(Key(f"{path}{name}", _default(field), _kind(field), meanings.get(name, "")))
     if keys:
         yield path.rstrip("."), model, keys
     for name, inner in below:
@@ -98,22 +95,20 @@ def _default(field: FieldInfo) -> str:
 
 
 def _kind(field: FieldInfo) -> str:
-    return ", ".join(part for part in (_words(field.annotation), *_bounds(field.metadata)) if part)
+    """What a key may be, as far as its default does not show it: bounds, choices, lists."""
+    return ", ".join(part for part in (_choices(field.annotation), *_bounds(field.metadata)) if part)
 
 
-def _words(annotation: Any) -> str:
+def _choices(annotation: Any) -> str:
     if get_origin(annotation) is Annotated:
         kind, *metadata = get_args(annotation)
         bounds = _bounds([each for field in metadata for each in field.metadata])
-        return ", ".join((_words(kind), *bounds))
+        return ", ".join(part for part in (_choices(kind), *bounds) if part)
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{each}`" for each in get_args(annotation))
     if get_origin(annotation) in (Union, types.UnionType):
-        return " or ".join(_words(each) for each in get_args(annotation) if each is not type(None))
-    if get_origin(annotation) is tuple:
-        return f"list of {_words(get_args(annotation)[0])}"
-    names = {bool: "true or false", int: "number", float: "number", str: "text"}
-    return names.get(annotation, "path" if getattr(annotation, "__name__", "") == "Path" else str(annotation))
+        return " or ".join(filter(None, map(_choices, get_args(annotation))))
+    return "list" if get_origin(annotation) is tuple else ""
 
 
 def _bounds(metadata: list[Any]) -> Iterator[str]:
@@ -123,6 +118,8 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
         for name in ("ge", "gt", "le", "lt")
         if getattr(each, name, None) is not None
     }
-    words = {"ge": "from {}", "gt": "above {}", "le": "to {}", "lt": "below {}"}
-    if bounds:
-        yield " ".join(text.format(bounds[name]) for name, text in words.items() if name in bounds)
+    if "ge" in bounds and "le" in bounds:
+        yield f"{bounds['ge']} … {bounds['le']}"
+        return
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    yield from (f"{sign} {bounds[name]}" for name, sign in signs.items() if name in bounds)

@@ -21,9 +21,9 @@ from tools.reference.pages import first_sentences, page, table
 FAMILIES: Final = (
     (CallerError, "The request is wrong", "Repeating it unchanged cannot help."),
     (RetryableError, "May pass", "The same request can succeed later."),
-    (OutcomeUnknown, "Not known", "The request may or may not have taken effect."),
+    (OutcomeUnknown, "Unknown", "The request may or may not have taken effect."),
     (HostError, "A process or a machine", "It stops; an operator must act."),
-    (SavaError, "Others", "Told as they are."),
+    (SavaError, "Others", ""),
 )
 STATUS: Final = {
     OutcomeUnknown: grpc.StatusCode.UNKNOWN,
@@ -33,73 +33,74 @@ STATUS: Final = {
     SavaError: grpc.StatusCode.INTERNAL,
 }
 OUTCOMES: Final = {
-    Outcome.NOT_DONE: ("The request had no effect, and will have none.", "It may be repeated, or given up."),
+    Outcome.NOT_DONE: ("It had no effect, and will have none.", "Repeat it, or drop it."),
     Outcome.PARTLY: (
-        "Some of it was done and stays; the text says what was not.",
+        "Some of it is done and stays; the text says what is missing.",
         "Repeat it: what is done is left as it is.",
     ),
-    Outcome.DONE_BEFORE: ("An earlier attempt of the same request took effect.", "Nothing is left to do."),
+    Outcome.DONE_BEFORE: ("An earlier attempt of the same request took effect.", "Nothing."),
     Outcome.UNKNOWN: (
         "It may have taken effect, or may yet: the deadline passed, or the connection broke, after the "
-        "request had gone out.",
-        "Read first. The text of an admin call names the command that shows which.",
+        "request was sent.",
+        "Read first. The text of an admin call names the command that shows the state.",
     ),
 }
 """What each outcome means, and what a caller does about it."""
 _CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
+PRINTED: Final = ("sava.cli.", "sava.load.", "sava.local_cluster")
+"""Modules whose errors no caller gets: a command prints them."""
+
 INTRODUCTION: Final = """
 Errors are types, told apart by whose fault they are, never by their text. On the wire an error has a gRPC
-status, and its own name as `sava-code` in the trailing metadata (Sava's services; [Danube's](../danube.md)
-have the codes of Danube). Brokers and commands raise the type again. Sava's client has few types of its own,
-which say [what became of the request](../client.md#send), with that name as their `code`.
+status and, in the trailing metadata, its code as `sava-code` (Sava's services; [Danube's](../danube.md) have
+Danube's codes). The code is the type's name in snake case, `batch_corrupt` for `BatchCorrupt`, unless its row
+names another. Brokers and commands raise the type again. Sava's client has few types of its own, which say
+[what became of the request](../client.md#send); their `code` is the broker's.
+
+The text of an error names the thing, the cause and the way out; errors that only a command prints have
+nothing else and are not listed. In italics: a text that needs no explanation, with an ellipsis for what
+differs.
 
 ## Not done, or unknown
 
 Every error type says what became of the request, as `outcome`; brokers send it as `sava-outcome` beside the
-code. The command line ends with code 4 if the outcome is unknown, and with 1 otherwise. An error before
-anything was sent (the connection was refused, or did not come about) is always *not done*. So is a refusal of
-the broker. A lost answer to a call that only reads is *not done* as well: there was nothing to do.
+code. The command line ends with code 4 if the outcome is unknown, and with 1 otherwise. An error is *not
+done* unless its row says otherwise: an error before anything was sent (no connection), a refusal by the
+broker, a lost answer to a call that only reads.
 
 {outcomes}
-
-The text of an error names the thing, the cause and the way out. Where it is always the same it stands here
-in italics, with an ellipsis for what differs.
 """
 
 
 def render() -> str:
-    left = sorted(kinds(), key=lambda kind: (kind.__name__, kind.__module__))
+    listed = [kind for kind in kinds() if not kind.__module__.startswith(PRINTED) and not is_base(kind)]
+    left = sorted(listed, key=lambda kind: (kind.__name__, kind.__module__))
     sections = []
     for family, title, meaning in FAMILIES:
         members = [kind for kind in left if issubclass(kind, family)]
         left = [kind for kind in left if kind not in members]
-        if members:
-            rows = [
-                (
-                    f"`{kind.__name__}`",
-                    f"`{code_of(kind)}`",
-                    kind.outcome.value,
-                    f"`{kind.__module__}`",
-                    meaning_of(kind),
-                )
-                for kind in members
-            ]
-            head = f"## {title}\n\n`{family.__name__}`, gRPC status `{STATUS[family].name}`. {meaning}"
-            sections.append(
-                f"{head}\n\n" + table(("error", "code", "outcome", "defined in", "meaning"), rows)
-            )
-    return page("Errors", INTRODUCTION.replace("{outcomes}", _outcomes()), *sections)
+        rows = {kind.__name__: (f"`{kind.__name__}`", _row(kind)) for kind in reversed(members)}
+        head = f"## {title}\n\n`{family.__name__}`, gRPC status `{STATUS[family].name}`. {meaning}".rstrip()
+        sections.append(f"{head}\n\n" + table(("error", "meaning"), reversed(rows.values())))
+    outcomes = table(
+        ("outcome", "the request", "what to do"),
+        [(f"**{outcome.value}**", *texts) for outcome, texts in OUTCOMES.items()],
+    )
+    return page("Errors", INTRODUCTION.replace("{outcomes}", outcomes), *sections)
 
 
-def _outcomes() -> str:
-    """Which errors leave a request in which state. Not done is the rule; the others are named."""
-    rows = []
-    for outcome, (meaning, way_out) in OUTCOMES.items():
-        named = sorted({f"`{kind.__name__}`" for kind in kinds() if kind.outcome is outcome})
-        errors = "all others" if outcome is Outcome.NOT_DONE else ", ".join(named)
-        rows.append((f"**{outcome.value}**", meaning, way_out, errors))
-    return table(("outcome", "the request", "what to do", "errors"), rows)
+def is_base(kind: type[SavaError]) -> bool:
+    """Of no use by itself: only its subclasses are raised."""
+    return first_sentences(kind.__dict__.get("__doc__")).startswith("Base of")
+
+
+def _row(kind: type[SavaError]) -> str:
+    """What is not the rule comes first: an outcome, a code that is not the name."""
+    other = [] if kind.outcome is Outcome.NOT_DONE else [f"**{kind.outcome.value}**"]
+    if code_of(kind) != _snake(kind):
+        other.append(f"code `{code_of(kind)}`")
+    return f"{', '.join(other)}: {meaning_of(kind)}" if other else meaning_of(kind)
 
 
 def kinds() -> list[type[SavaError]]:
@@ -119,16 +120,18 @@ def kinds() -> list[type[SavaError]]:
 
 
 def code_of(kind: type[SavaError]) -> str:
-    """As ``sava.peers.error_mapping`` tells it."""
-    known = next((peer._CODES[each] for each in kind.__mro__ if each in peer._CODES), None)
-    return known or _CAPITAL.sub("_", kind.__name__).lower()
+    """As ``sava.peers.error_mapping`` sends it."""
+    return next((peer._CODES[each] for each in kind.__mro__ if each in peer._CODES), _snake(kind))
+
+
+def _snake(kind: type[SavaError]) -> str:
+    return _CAPITAL.sub("_", kind.__name__).lower()
 
 
 def meaning_of(kind: type[SavaError]) -> str:
-    """What it stands for, and the text that it is always made with, which tells the way out."""
+    """The docstring, or else the text that the error always has."""
     text = text_of(kind)
-    told = [first_sentences(kind.__dict__.get("__doc__")), f"*{text}*" if text else ""]
-    return " ".join(filter(None, told))
+    return first_sentences(kind.__dict__.get("__doc__")) or (f"*{text}*" if text else "")
 
 
 def text_of(kind: type[SavaError]) -> str:

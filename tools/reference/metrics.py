@@ -20,61 +20,47 @@ from tools.reference.pages import page, table
 START_S: Final = 60.0
 POLL_S: Final = 0.02
 
-UNITS: Final = {
-    "per_second": "a second",
-    "seconds": "seconds",
-    "bytes": "bytes",
-    "messages": "messages",
-    "ratio": "ratio",
-    "imbalance": "ratio",
-    "backlog": "messages",
-    "journal_position": "bytes",
-    "index": "position",
-    "revision": "position",
-    "term": "number",
-    "throughput_out": "bytes a second",
-    "rate_out": "messages a second",
-}
-"""By how a name ends. What has none of these endings counts things, and its name says which."""
-
 
 class Described(NamedTuple):
     name: str
     """As Prometheus has it."""
     kind: str
-    unit: str
     labels: tuple[str, ...]
     help: str
 
 
 INTRODUCTION: Final = """
-What a broker tells on its HTTP port at `/metrics`. A histogram has `_bucket`, `_sum` and `_count` behind its
-name. Only the broker that leads reports some of them, so that sums over brokers count each thing once.
-Danube's names for some of them (`danube_*`) are in [Migration from Danube](../danube.md#figures).
-deploy/grafana/sava.json shows them, and deploy/prometheus/alerts.yaml watches over them.
+Every broker serves these on its HTTP port at `/metrics`. A name ends with its unit; a metric without one
+counts what its name says. Names with `_total` are counters; a histogram has `_bucket`, `_sum` and `_count`
+behind its name; all others are gauges. The leader alone reports what concerns the whole cluster, so that sums
+over brokers count each thing once. [Danube's names](../danube.md#figures) (`danube_*`) are served too;
+[Diagnosis](../diagnosis.md#what-does-it-say-of-itself) has dashboard and alerts.
 """
 
 
 def render() -> str:
-    described = asyncio.run(metrics())
     groups: dict[str, list[Described]] = {}
-    for each in described:
+    for each in asyncio.run(metrics()):
         groups.setdefault(each.name.split("_")[1], []).append(each)
-    sections = [
-        f"## {group}\n\n"
-        + table(
-            ("name", "kind", "unit", "labels", "meaning"),
-            [
-                (
-                    *(f"`{each.name}`", each.kind, each.unit),
-                    *(", ".join(f"`{label}`" for label in each.labels), each.help),
-                )
-                for each in members
-            ],
+    return page("Metrics", INTRODUCTION, *(section(*group) for group in sorted(groups.items())))
+
+
+def section(group: str, members: list[Described]) -> str:
+    """Labels that all members have stand above the table."""
+    common = [label for label in members[0].labels if all(label in each.labels for each in members)]
+    rows = [
+        (
+            f"`{each.name}`",
+            each.kind if each.kind == "histogram" else "",
+            ", ".join(f"`{label}`" for label in each.labels if label not in common),
+            each.help,
         )
-        for group, members in sorted(groups.items())
+        for each in members
     ]
-    return page("Metrics", INTRODUCTION, *sections)
+    head = f"## {group}"
+    if common:
+        head += f"\n\nLabels of all: {', '.join(f'`{label}`' for label in common)}."
+    return f"{head}\n\n" + table(("", "", "labels", ""), rows)
 
 
 async def metrics() -> list[Described]:
@@ -125,11 +111,4 @@ def _collected(registry: Any) -> Iterator[Described]:
         for family in collector.collect():
             labels = getattr(family, "_labelnames", None) or getattr(collector, "_labelnames", None) or ()
             name = f"{family.name}_total" if family.type == "counter" else family.name
-            yield Described(name, family.type, unit_of(family), tuple(labels), family.documentation)
-
-
-def unit_of(family: Any) -> str:
-    for ending, unit in UNITS.items():
-        if family.name.endswith(f"_{ending}"):
-            return unit
-    return "0 or 1" if family.documentation.startswith("1 ") else "count"
+            yield Described(name, family.type, tuple(labels), family.documentation)

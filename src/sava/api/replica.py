@@ -123,7 +123,7 @@ class ReplicaService(rpc.ReplicaServicer):
             )
         except TopicExists:
             return await self._topics.registry.need(name)
-        except TopicMismatch:  # partitions of the other kind were added by somebody in between
+        except TopicMismatch:  # another caller added partitions of the other kind meanwhile
             return await self._topics.registry.need(name)
         log.info("replica: created topic=%s partitions=%d by=%s", name, spec.partitions, request.cluster_name)
         return spec
@@ -228,7 +228,7 @@ class ReplicaService(rpc.ReplicaServicer):
         if source.cluster_name == self._cluster_name:
             raise MessageInvalid(
                 f"the source is in a cluster of the same name as this one, {self._cluster_name!r}: its "
-                "messages could not be told from this cluster's own; give one of them another cluster_name"
+                "messages would look like this cluster's own; give one of them another cluster_name"
             )
         return Source(source.cluster_name, source.cluster_id, source.topic, source.topic_id)
 

@@ -189,7 +189,7 @@ def consume(
     It ends when nothing comes and the subscription has nothing left. With --count or --duration, and when it
     is interrupted, what is missing counts as unread, not as lost: it may not have had its turn.
 
-    Latency is from when a message was due until it came here; it is true if both clocks are."""
+    Latency is from when a message was due until it came here, if both clocks agree."""
     run_consume(
         service,
         admin,

@@ -88,7 +88,7 @@ def drain(
             "--timeout-seconds",
             min=1,
             metavar="SECONDS",
-            help="After this long no further topic is moved; what remains stays.",
+            help="After this long no further topic moves.",
         ),
     ] = DRAIN_TIMEOUT_S,
     include: Annotated[
@@ -142,10 +142,10 @@ def drain(
 def activate(
     session: Session,
     broker: Broker = "",
-    reason: Annotated[str, typer.Option("--reason", help="Why, for those who look later.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="The reason, for later readers.")] = "",
     broker_id: BrokerId = "",
 ) -> None:
-    """Give BROKER topics again. It gets those that are placed from now on, and what rebalancing brings it."""
+    """Give BROKER topics again: new ones, and those that rebalancing moves."""
     name = _one_of(broker, broker_id)
 
     async def work(client: AdminClient) -> tuple[int, pb.ActivateBrokerResponse]:

@@ -105,8 +105,8 @@ def remove_node(
         ),
     ] = False,
 ) -> None:
-    """Take a node out of the cluster. Its data directory may be deleted once this command has succeeded.
-    Refused while it has topics, or may get some: `sava brokers drain` comes first."""
+    """Take a node out of the cluster; its data directory may then be deleted. Refused while it has topics, or
+    may get some: `sava brokers drain` comes first."""
     _require_one(addr, node_id)
     request = pb.RemoveNodeRequest(node_id=node_id, addr=addr, force=force)
     response = session.ask(request, timeout=OPERATION_TIMEOUT_S)

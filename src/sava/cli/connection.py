@@ -98,7 +98,7 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
     asyncio's own handling of SIGINT leaves a gap: a signal that comes just before the loop goes to sleep is
     seen when something else wakes the loop, which may be never in a command that follows a quiet topic. A
-    loop that was told to handle a signal is woken by it whenever it comes."""
+    loop with a handler for a signal is woken by it whenever it comes."""
 
     async def interruptible() -> T:
         if threading.current_thread() is threading.main_thread():

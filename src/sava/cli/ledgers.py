@@ -106,7 +106,7 @@ def recover(
     output: Output = Format.TABLE,
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
-    """End a ledger of which too few copies are left. Shows what would be lost; does nothing without --yes.
+    """End a ledger with too few copies left. Shows what would be lost; changes nothing without --yes.
 
     A ledger whose broker is gone is recovered by itself as soon as enough of its disks answer. This is for
     disks that will never come back."""

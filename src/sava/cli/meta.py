@@ -29,9 +29,7 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="A key, such as /namespa
 Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="A prefix that ends in '/', or a whole key.")]
 Local = Annotated[
     bool,
-    typer.Option(
-        "--local", help="What the asked broker has applied, possibly old; works without a majority."
-    ),
+    typer.Option("--local", help="Read the asked broker's copy, possibly old; works without a majority."),
 ]
 ValuesOutput = Annotated[
     RawFormat, typer.Option("--output", "-o", help="json, table, or raw (values alone).")

@@ -148,7 +148,7 @@ def status(
     session: Session,
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="By default all.")] = None,
 ) -> None:
-    """Show how far pipelines are, since when, and what went wrong last."""
+    """Show how far pipelines are, and the last error."""
     found = _chosen(session.run(_all), names or [])
     if session.is_json:
         print_json([{"name": each.spec.name, **as_dict(each.status)} for each in found])
@@ -169,7 +169,7 @@ def status(
 
 @command(app)
 def describe(session: Session, name: Name) -> None:
-    """Show all of a pipeline: what it is to do, and how far it is."""
+    """Show a pipeline: its settings, and how far it is."""
     (found,) = _chosen(session.run(_all), [name])
     if session.is_json:
         print_json(_shown(found))
@@ -197,7 +197,7 @@ def pause(session: Session, name: Name) -> None:
 
 @command(app)
 def resume(session: Session, name: Name) -> None:
-    """Let a paused pipeline continue where it was."""
+    """Continue a paused pipeline."""
     resumed = session.ask(pb.PipelineName(name=name), "ResumePipeline")
     _answer(session, resumed, f"pipeline {name} is resumed")
 
@@ -208,7 +208,7 @@ def delete(
     name: Name,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until its runner has stopped it.")] = True,
 ) -> None:
-    """Delete a pipeline. Its checkpoint stays, and so does what it has written."""
+    """Delete a pipeline. Its checkpoint and output stay."""
 
     async def work(client: AdminClient) -> bool:
         response = await client.ask(pb.PipelineName(name=name), "DeletePipeline")
@@ -232,7 +232,7 @@ def delete(
 
 @command(app)
 def runners(session: Session) -> None:
-    """List the runners that are there, and how many pipelines each has."""
+    """List the runners, and how many pipelines each has."""
     response: pb.ListRunnersResponse = session.ask(pb.ListRunnersRequest())
     session.show_list(
         response.runners,
@@ -257,7 +257,7 @@ def run_(
         typer.Option(
             "--checkpoints",
             metavar="DIR",
-            help="Where queries note how far they are. All runners must see the same directory.",
+            help="Where queries store their progress: one directory for all runners.",
         ),
     ] = Path("sava-checkpoints"),
     python_path: Annotated[
@@ -274,7 +274,7 @@ def run_(
             min=2,
             max=300,
             metavar="SECONDS",
-            help="After this long without a sign of this runner, another takes over.",
+            help="After this long without a sign of this runner another takes over.",
         ),
     ] = 10.0,
     stuck_after: Annotated[
@@ -283,7 +283,7 @@ def run_(
             "--stuck-after",
             min=5,
             metavar="SECONDS",
-            help="A query that has work and does nothing for this long is begun again.",
+            help="A query that has work and does nothing for this long restarts.",
         ),
     ] = 120.0,
     admin: AdminOption = DEFAULT_ADMIN,

@@ -81,7 +81,7 @@ def produce(
 ) -> None:
     """Publish messages to TOPIC. It is created if it is missing and the cluster allows that.
 
-    Returns when all of them are durable, and says which offsets they have."""
+    Returns when all are durable, and prints their offsets."""
     if lines and file is None:
         raise typer.BadParameter("--lines says how to read --file FILE")
     if sum((bool(messages), file is not None, size is not None)) > 1:

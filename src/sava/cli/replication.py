@@ -48,9 +48,7 @@ def set_(
     remotes: Annotated[
         list[str] | None, typer.Option("--remote", metavar="NAME", help="Copy to this remote. Repeatable.")
     ] = None,
-    off: Annotated[
-        bool, typer.Option("--off", help="Copy nowhere, whatever is set for the namespace.")
-    ] = False,
+    off: Annotated[bool, typer.Option("--off", help="Copy nowhere.")] = False,
     start: Annotated[
         str, typer.Option("--start", help=f"Where to begin with what was never copied: {START}.")
     ] = "earliest",
@@ -63,7 +61,7 @@ def set_(
         typer.Option("--subscription", metavar="NAME", help="Copy the position of this one too. Repeatable."),
     ] = None,
     skip_checks: Annotated[
-        bool, typer.Option("--skip-checks", help="Do not ask the remotes whether they have what is needed.")
+        bool, typer.Option("--skip-checks", help="Do not compare the remotes first.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show in what the remotes differ.")] = False,
 ) -> None:
@@ -93,7 +91,7 @@ def set_(
 
 @command(app)
 def get(session: Session, scope: Scope) -> None:
-    """Show the policy that holds for SCOPE, and where it is set."""
+    """Show the policy of SCOPE, and where it is set."""
     response = session.ask(pb.GetReplicationRequest(scope=scope))
     if session.is_json:
         print_json(as_dict(response))
@@ -105,7 +103,7 @@ def get(session: Session, scope: Scope) -> None:
 
 @command(app)
 def clear(session: Session, scope: Scope) -> None:
-    """Remove the policy of SCOPE. Of a topic, its namespace's holds from now on."""
+    """Remove the policy of SCOPE; a topic then has its namespace's."""
     response = session.ask(pb.ClearReplicationRequest(scope=scope))
     session.answer(response, f"{scope} has no replication policy of its own")
 
@@ -401,13 +399,13 @@ def add(
     ],
     token: Annotated[
         str,
-        typer.Option("--token", envvar="SAVA_REMOTE_TOKEN", help="Goes with every call to the remote."),
+        typer.Option("--token", envvar="SAVA_REMOTE_TOKEN", help="Sent with every call to the remote."),
     ] = "",
     tls_ca: Annotated[str, typer.Option("--tls-ca", help=f"Whose signature the remote has: a {FILE}.")] = "",
     tls_cert: Annotated[str, typer.Option("--tls-cert", help=f"Shown to the remote: a {FILE}.")] = "",
     tls_key: Annotated[str, typer.Option("--tls-key", help=f"Of --tls-cert: a {FILE}.")] = "",
     max_rate: Annotated[
-        int, typer.Option("--max-rate", min=0, help="Messages a second, of all topics together; 0: any.")
+        int, typer.Option("--max-rate", min=0, help="Messages a second, of all topics together; 0: no limit.")
     ] = 0,
 ) -> None:
     """Add the cluster at ADDRESSES as remote NAME, or give a remote new addresses and all that goes with
@@ -444,7 +442,7 @@ def list_(session: Session) -> None:
 
 @command(remotes_app, "test")
 def try_(session: Session, name: Name) -> None:
-    """Ask remote NAME who it is, and show in what it differs from what policies need of it."""
+    """Ask remote NAME who it is, and show what policies miss there."""
     response = session.ask(pb.TestRemoteRequest(name=name), timeout=ASK_TIMEOUT_S)
     if session.is_json:
         print_json(as_dict(response))
@@ -465,5 +463,5 @@ def try_(session: Session, name: Name) -> None:
 
 @command(remotes_app)
 def remove(session: Session, name: Name) -> None:
-    """Remove remote NAME, and what is remembered of topics there. Refused while a policy names it."""
+    """Remove remote NAME and the state of topics there. Refused while a policy names it."""
     session.answer(session.ask(pb.RemoveRemoteRequest(name=name)), f"remote {name} removed")

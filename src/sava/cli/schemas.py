@@ -45,7 +45,7 @@ def register(
     subject: Subject,
     type_: TypeOption,
     file: File = None,
-    description: Annotated[str, typer.Option("--description", help="For people who find it later.")] = "",
+    description: Annotated[str, typer.Option("--description", help="For readers.")] = "",
     tag: Annotated[list[str] | None, typer.Option("--tag", help="A tag; may be repeated.")] = None,
 ) -> None:
     """Register the next version of SUBJECT. The same schema again gives the version it has."""
@@ -116,7 +116,7 @@ def check(
         typer.Option("--mode", help="Check under this mode instead of the subject's own."),
     ] = None,
 ) -> None:
-    """Say whether a schema could become the next version of SUBJECT. Exit code 1 if not."""
+    """Check whether a schema could become the next version of SUBJECT. Exit code 1 if not."""
     request = pb.CheckCompatibilityRequest(
         subject=subject, schema_type=type_.value, new_schema_definition=_definition(type_, file)
     )
@@ -137,7 +137,7 @@ def mode(
     subject: Subject,
     wanted: Annotated[CompatibilityMode | None, typer.Argument(help="The mode to set.")] = None,
 ) -> None:
-    """Show how versions of SUBJECT must agree with older ones, or set it."""
+    """Show or set the compatibility mode of SUBJECT."""
 
     async def ask(client: AdminClient) -> str:
         if wanted is not None:
@@ -158,7 +158,7 @@ def delete(
     subject: Subject,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to delete.")],
 ) -> None:
-    """Delete one version of SUBJECT. Its number is not given out again."""
+    """Delete one version of SUBJECT. Its number is never reused."""
     request = pb.DeleteSchemaVersionRequest(subject=subject, version=version)
     response = session.ask(request)
     _check(response)
@@ -186,11 +186,9 @@ def configure_topic(
     topic: Topic,
     subject: Annotated[str, typer.Option("--subject", help="The subject that its messages follow.")],
     policy: Annotated[
-        Policy, typer.Option("--policy", help="What happens to a message that does not.")
+        Policy, typer.Option("--policy", help="What happens to other messages.")
     ] = Policy.ENFORCE,
-    validate_payload: Annotated[
-        bool, typer.Option("--validate-payload", help="Look into payloads, not only at their schema ids.")
-    ] = False,
+    validate_payload: Annotated[bool, typer.Option("--validate-payload", help="Check payloads too.")] = False,
 ) -> None:
     """Bind TOPIC to a subject."""
     request = pb.ConfigureTopicSchemaRequest(

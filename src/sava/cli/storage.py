@@ -96,7 +96,7 @@ def inspect(
 def verify(
     topic: Topic = "", journal: Journal = None, url: Url = "", config: Config = None, admin: Admin = ""
 ) -> None:
-    """Read everything and compare it with what describes it. Exit code 1 if anything is wrong."""
+    """Compare all objects with their descriptors. Exit code 1 if anything is wrong."""
     if journal is not None:
         _alone(topic=topic, url=url)
         is_sound = verify_journal(journal)
@@ -138,7 +138,7 @@ def hold(
     session: Session,
     minutes: Annotated[float, typer.Option(min=0.1, help="It ends by itself after this long.")] = 60,
 ) -> None:
-    """Keep all segments as they are, so that metadata and objects can be copied and fit together.
+    """Keep all segments, so that copies of metadata and objects fit together.
 
     Retention and the merging of small segments wait; publishing and consuming continue. Repeat it for more
     time."""
@@ -154,7 +154,7 @@ def hold(
 
 @command(app)
 def release(session: Session) -> None:
-    """End what `sava storage hold` began. Repeating it is harmless."""
+    """End a hold. Repeating it is harmless."""
     was_held = bool(session.ask(pb.DeleteRequest(key=HOLD)).prev)
     if session.is_json:
         print_json({"was_held": was_held})

@@ -40,7 +40,7 @@ def list_(session: Session, topic: Topic) -> None:
 
 @command(app)
 def describe(session: Session, topic: Topic, subscription: Subscription) -> None:
-    """Show how far SUBSCRIPTION is, who consumes it, and its policy."""
+    """Show the position, consumers and policy of SUBSCRIPTION."""
     request = pb.DescribeSubscriptionRequest(topic=topic, subscription=subscription)
     _show(session, session.ask(request))
 
@@ -55,7 +55,7 @@ def create(
         str, typer.Option("--start", metavar="POSITION", help=f"Where it begins: {POSITION_FORMS}.")
     ] = "latest",
 ) -> None:
-    """Create SUBSCRIPTION ahead of its first consumer, which then misses nothing published meanwhile."""
+    """Create SUBSCRIPTION ahead of its first consumer."""
     request = pb.CreateSubscriptionRequest(
         topic=topic,
         subscription=subscription,

@@ -59,13 +59,12 @@ class TopicUnknown(Refused):
 
 
 class ProducerFenced(Refused):
-    """A producer of the same name was opened after this one and has taken its place. This one has ended; give
-    each its own name."""
+    """A producer of the same name was opened after this one and has taken its place. Give each its own
+    name."""
 
 
 class ConsumerReplaced(Refused):
-    """Another consumer of the same name has taken this one's place. This one has ended; give each its own
-    name."""
+    """Another consumer of the same name has taken this one's place. Give each its own name."""
 
 
 class Closed(ClientError, CallerError):
@@ -83,7 +82,7 @@ class NotReached(Unavailable):
 
 class Unanswered(Unavailable):
     """A request that changes something was sent, and no broker has answered it within the time for retries:
-    it may have happened. The client has repeated only what may be repeated."""
+    it may have happened."""
 
     outcome = Outcome.UNKNOWN
 
@@ -93,8 +92,8 @@ class Timeout(ClientError, RetryableError):
 
 
 class OutcomeUnknown(ClientError):
-    """The messages or acks were sent and no answer came, or the broker no longer knows what it was sent: they
-    may be stored or not. Sending messages again may store them twice; a reader can look."""
+    """The messages or acks were sent and no answer came: they may be stored or not. Sending messages again
+    may store them twice; a reader can look."""
 
     outcome = Outcome.UNKNOWN
 

@@ -62,7 +62,7 @@ OVERTAKEN: Final = (NotOwner, TopicUnknown, WrongState, RecordBusy)
 """Another broker or a client has changed the record: what is to be done is decided again."""
 PASS_S: Final = 15.0
 CHUNK: Final = 256
-"""Topics looked at between two turns of everybody else, in a pass over all of them."""
+"""Topics looked at between two turns of other tasks, in a pass over all of them."""
 FIRST_RETRY_S: Final = 0.1
 LONGEST_RETRY_S: Final = 5.0
 PARALLEL: Final = 64

@@ -1,7 +1,7 @@
 """Moves: one topic to another broker, from request to outcome.
 
 A move is one write, *moving*, in which the target is named and still there. Everything after that happens by
-itself, whether or not anybody looks on: the owner hands the topic over and seals it, or takes the move back;
+itself, whether or not a caller watches: the owner hands the topic over and seals it, or takes the move back;
 the controller assigns it, or rolls it back when the owner had its time; and of an owner that dies on the way
 the controller takes over as of any other. So the caller of a move only watches the record, and a leader
 that is deposed meanwhile loses nothing but the sight of it.

@@ -1,5 +1,5 @@
-"""Pipelines: work that runners do on Spark, as records that anybody may change and one runner at a time acts
-upon.
+"""Pipelines: work that runners do on Spark, as records that any client may change and one runner at a time
+acts upon.
 
 /pipelines/{name}          PipelineRecord: what is to be done
 /pipelines/{name}/claim    Claim, under the lease of the runner that does it: there as long as the runner is

@@ -57,7 +57,7 @@ class Candidate(NamedTuple):
         return self.registration.broker
 
     def sees(self, store_id: str) -> bool:
-        """Whether it can read segments that are there; anybody can read none."""
+        """Whether it can read the segments that exist; without segments every broker can."""
         return not store_id or self.registration.store_id == store_id
 
 

@@ -1,7 +1,7 @@
 """Registrar: being there. A lease in the metadata store, and what happens when it is lost.
 
 The others take a broker for gone when its lease has ended; the broker itself must not serve any more by then.
-It cannot be told (what cut it off from the store is what ends the lease), so it goes by its own clock: the
+No message can reach it (what cut it off from the store ends the lease), so it goes by its own clock: the
 lease lives at least one TTL from the moment at which the last keep-alive that was answered was *sent*, and
 for nothing beyond that is there any proof. The monotonic clock continues while the process stands still, so a
 broker that was stopped for a minute knows it as soon as it looks, and it looks before it acts:
@@ -12,7 +12,7 @@ broker that was stopped for a minute knows it as soon as it looks, and it looks 
 
 A renewal is also a look at the metadata store as it is now. The leader renews the lease of a broker whose own
 copy stands still (its disk is full, say): it owns topics, takes no messages for them, and does not see that
-anybody wants them moved. Such a broker is as good as gone, so after one TTL it drops its topics and revokes
+the controller moves them. Such a broker is as good as gone, so after one TTL it drops its topics and revokes
 the lease, and others, which have copies of its journal, serve its topics until it can follow again. It must
 not leave the lease to expire: the leader has renewed it up to that moment, and the topics would be without
 an owner for another TTL.
@@ -185,9 +185,9 @@ class Registrar:
         try:
             await self._on_lost()
         except Exception:
-            # Whatever it is: closing runs code of every topic, and one that fails in a way that nobody
-            # foresaw must not end this task, since the broker would never come back. Nothing is risked by
-            # going on: what still has a topic writes under a tenure that others may end, and the agent drops
+            # Whatever it is: closing runs code of every topic, and an error that was not
+            # foreseen must not end this task, since the broker would never come back. To continue risks
+            # nothing: what still has a topic writes under a tenure that others may end, and the agent drops
             # what an earlier incarnation took up.
             log.exception("cluster: not all topics could be dropped broker=%d", self._broker)
 

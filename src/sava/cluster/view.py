@@ -351,7 +351,7 @@ class TopicRouter:
 
         ``but_not`` is one that was asked and does not have it, or could not be reached: it is the answer
         again as soon as its record or registration has changed, or else when the time is over (for then it
-        has it, as far as anybody knows; a caller that only met a view behind its own gives little time).
+        has it, as far as this broker knows; a caller that only met a view behind its own gives little time).
 
         Raises TopicUnknown, TopicMismatch (partitioned: ask for its partitions), NotServed."""
         found = self.current(name)

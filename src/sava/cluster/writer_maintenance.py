@@ -84,7 +84,7 @@ class WriterMaintenance:
         left = [
             known
             for known in self._known()
-            # By somebody else's clock; the difference is no reason to wait for ever.
+            # By another broker's clock; a difference must not make this wait without end.
             if not known.record.is_published and abs(now - known.record.decided_ms) >= LEFT_MS
         ]
         slots = asyncio.Semaphore(FINISHED_AT_A_TIME)
@@ -126,7 +126,7 @@ class WriterMaintenance:
         # Never back: a leader that was deposed may still be removing what is older than it has said.
         put = Put(SWEEP, str(max(moment_ms, before.moment_ms)).encode())
         if not (await self._store.txn((unchanged(SWEEP, before.revision),), (put,))).succeeded:
-            return []  # somebody else sweeps
+            return []  # another broker sweeps
         named: set[str] = set()
         for kv in (await self._store.range(WRITERS)).kvs:
             record = specs.decode(kv, WriterRecord)

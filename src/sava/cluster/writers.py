@@ -269,7 +269,7 @@ class Writers:
                     return ()
             await self._publish(writer, decided.record, decided.manifest)
         except (SavaError, TimeoutError) as error:
-            # Whoever was faster has removed what this one was looking for.
+            # A faster broker has removed what this one was looking for.
             if await self._is_over(writer, key):
                 return ()
             failure = error

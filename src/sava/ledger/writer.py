@@ -346,7 +346,7 @@ class LedgerWriter:
         members, qa = (self.owner.own, *self._chosen(candidates, current.members[1:])), self._qa
         if len(members) < qa and self._options.may_degrade:
             qa = len(members)
-        elif len(members) < qa:  # there are too few to choose from: those that were are waited for
+        elif len(members) < qa:  # there are too few to choose from: the former ones are waited for
             members, qa = current.members, current.qa
         is_as_wished = (set(members), qa) == (set(current.members), current.qa)
         if not is_as_wished or asked != (record.qw, record.qa):

@@ -266,7 +266,7 @@ class _Account:
     failed: int = 0
     """How many messages the producer could not get acknowledged."""
     unacknowledged: list[Range] = field(default_factory=list)
-    """Which, as far as it told."""
+    """Which ones, as far as it reported them."""
     firsts: dict[str, int] = field(default_factory=dict)
     """By partition: the lowest that came from there."""
 

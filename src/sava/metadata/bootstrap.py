@@ -237,15 +237,15 @@ def _listed(addresses: Sequence[str] | set[str]) -> str:
 # ``force_new_cluster``: one survivor of a lost majority becomes a cluster of its own. A last resort, offline.
 #
 # What it cannot know: entries that only the lost members held are gone, and entries of its own log that were
-# never committed may now take effect. Both are told before anything is written. What it makes sure of:
+# never committed may now take effect. It reports both before it writes anything. What it makes sure of:
 #
 # * the new cluster has a new id, so a lost member that comes back cannot talk to it;
 # * the term is one higher, the membership is this node alone;
 # * the revision jumps by a million and all events before it are compacted, so that no watcher and no
 #   compare-and-swap can take a revision of the lost future for one of the new present.
 #
-# Everything becomes effective with one durable record. Before it, only a snapshot file that nobody names was
-# added; after it, only files that nobody names are left to delete.
+# Everything becomes effective with one durable record. Before it, only a snapshot file that no record names
+# was added; after it, only files that no record names are left to delete.
 
 
 REVISION_STEP = 1_000_000

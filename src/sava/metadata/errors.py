@@ -54,9 +54,8 @@ class SessionExpired(CallerError):
 
 
 class RequestForgotten(SessionExpired):
-    """The session lives, but the answer to this request is no longer kept: the session itself said that it
-    would not ask again, or its window of remembered answers overflowed. The request is not executed a second
-    time."""
+    """The session is open, but the answer to this request is no longer kept. The request is not executed a
+    second time."""
 
     code: ClassVar[str] = "request_forgotten"
 
@@ -103,15 +102,17 @@ class IdentityConflict(HostError):
 
 
 class UnknownCommand(HostError):
-    """The log holds a command that this version does not know. Skipping it would make replicas differ, so the
-    node stops; upgrade it."""
+    """The log holds a command that this version does not know. The node stops; upgrade it.
+
+    Skipping it would make replicas differ."""
 
     code: ClassVar[str] = "unknown_command"
 
 
 class SnapshotCorrupt(HostError):
-    """Snapshot bytes that are damaged, cut short, or of a format that this version does not read. Starting
-    from them would give a state that no other replica has, so the node stops."""
+    """A snapshot is damaged, cut short, or of a format that this version does not read; the node stops.
+
+    Starting from it would give a state that no other replica has."""
 
     code: ClassVar[str] = "snapshot_corrupt"
 

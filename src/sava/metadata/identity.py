@@ -13,7 +13,7 @@ found together or not at all, and nothing is guessed:
     missing   no node      a new node
     X         X            as X
     X         no node      refused: the disk was lost, or node_id was copied
-    missing   anybody      refused: node_id was lost
+    missing   any node     refused: node_id was lost
     X         Y            refused (ForeignLog): directories were mixed
 
 The first start writes the id as ``node_id.new``, creates the log in its name, and then renames the file. A
@@ -161,7 +161,7 @@ def _read_id(disk: Disk, name: str) -> NodeId:
 
 
 def cluster_id_of(founders: Iterable[NodeId]) -> str:
-    """The id of the cluster that these nodes found: the same for all who run ``init`` with the same
-    nodes, in any order, so that repeating it, even twice at the same time, cannot make two clusters."""
+    """The id of the cluster that these nodes found: the same for all who run ``init`` with the same nodes,
+    in any order, so that repeating it, even twice at the same time, cannot make two clusters."""
     text = ",".join(str(node) for node in sorted(founders))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -362,7 +362,7 @@ class Suspicion:
                     self._judge(suspect, doubt, now)
 
     def _judge(self, suspect: NodeId, doubt: _Doubt, now: int) -> None:
-        """Decide as soon as all members have answered, or has had the time to."""
+        """Decide as soon as all members have answered, or have had the time to."""
         is_accused = self.sign(suspect, now) in (Sign.SILENT, Sign.REFUSED)
         if not is_accused or Sign.HEARD in doubt.answers.values():
             self._end_round(doubt, now + REFUTED_MS)

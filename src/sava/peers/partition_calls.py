@@ -45,9 +45,8 @@ GRACE_S: Final = 1.0
 
 
 class PartitionsDiffer(RetryableError):
-    """Partitions of one topic have made a change, and others have not, or may have. ``done`` are the numbers
-    of the first; ``failed`` and ``unknown`` give the error of each of the others. Repeating the change is
-    safe: what is done is left as it is."""
+    """Some partitions of a topic have made a change (``done``), others have not (``failed``), or may have
+    (``unknown``). Repeating the change is safe."""
 
     outcome = Outcome.PARTLY
 

@@ -65,8 +65,8 @@ def answer_lower_term(state: CoreState, message: Message) -> None:
     behind."""
     if isinstance(message, Append | Heartbeat | SnapshotChunk):
         # The hatch. An election of ours may have been ignored by all who hear this leader (stickiness), while
-        # we ignore its appends for being of an old term: without this answer we would stay out of the group
-        # for ever.
+        # we ignore its appends for being of an old term: without this answer we would never get back
+        # into the group.
         state.reply(AppendReply(state.node, message.src, state.term, False, 0))
     elif isinstance(message, VoteRequest) and message.pre:
         # Dropped, a group whose longest log has the lowest term could not elect anyone.

@@ -146,7 +146,9 @@ class MembershipBusy(RetryableError):
 
 class LearnerLagging(MembershipBusy):
     """The node to promote has not kept up with the log at two consecutive checks, or has not answered lately.
-    Making it a voter now could cost the group its majority; it may well be ready a moment later."""
+    Try again a moment later.
+
+    Making it a voter now could cost the group its majority."""
 
     def __init__(self, node: NodeId, lag: int) -> None:
         super().__init__(f"learner {node} misses {lag} entries or was not heard lately")
@@ -167,8 +169,9 @@ class MalformedMessage(CallerError):
 
 
 class InvariantError(SavaError):
-    """The core found a state that cannot be. The node stops: to continue could destroy what other nodes rely
-    on."""
+    """The core found an impossible state. The node stops.
+
+    To continue could destroy what other nodes rely on."""
 
     outcome = Outcome.UNKNOWN
 

@@ -160,7 +160,7 @@ class Links:
         self._cursors = cursors
         self._passing = asyncio.Lock()
         self._heard: dict[LinkName, int] = {}
-        """The generations that runners have told of."""
+        """The generations that runners have reported."""
 
     # -- knowing -----------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class Links:
         )
 
     def hear(self, name: LinkName, generation: int) -> None:
-        """A runner has told of the topic, in this generation."""
+        """A runner has reported the topic, in this generation."""
         self._heard[name] = generation
 
     async def _remove_cursors(
@@ -339,7 +339,7 @@ class Links:
             if name in wanted or self._is_uncertain(name.topic):
                 continue
             spec = self._view.spec(name.topic)
-            # Without a record nobody would know of cursors that are left: they would keep messages for ever.
+            # Without a record no pass would find the cursors that are left, and they would keep messages.
             is_forgotten = name.remote not in known and not any(
                 map(self._cursors.exists, self._cursors_of(name))
             )
@@ -435,7 +435,7 @@ class Links:
         try:
             await self._pipelines.delete(name, made_by=MADE_BY)
         except PipelineUnknown:
-            return  # somebody else was faster
+            return  # another broker was faster
 
 
 def _is_of(record: LinkRecord, wanted: WantedTopic) -> bool:

@@ -105,7 +105,7 @@ class ReplicationPolicies:
             for remote, key in keys.items():
                 if self._store.local.get(key) is None:
                     raise RemoteUnknown(remote)
-            # Conditions, since a remote that is removed meanwhile would leave a policy that names nobody.
+            # Conditions, since a remote that is removed meanwhile would leave a policy that names no remote.
             return RecordChange(policy, conditions=(exists, *map(present, keys.values())))
 
         await self._records.update(scope.key, PolicyRecord, decide, what=_policy_of(scope), repairs=True)

@@ -1,8 +1,8 @@
 """Remotes: the clusters that this one sends to.
 
 A remote is added by its address, and says itself who it is. Two things about that are remembered and not
-taken from anybody else. Its *name* travels with messages, as the list of clusters that they have been in, by
-which loops are found: two clusters of one name would each take the other's messages for its own and drop
+taken from another cluster. Its *name* travels with messages, as the list of clusters that they have been in,
+by which loops are found: two clusters of one name would each take the other's messages for its own and drop
 them, so they are refused here, before anything is copied. Its *id* tells a cluster from one that was
 initialised in its place, with none of what was copied before.
 """
@@ -125,8 +125,8 @@ class Remotes:
             raise RemoteRefused(f"remote {name}: the addresses are those of this cluster itself")
         if identity.cluster_name == own.cluster_name:
             raise RemoteRefused(
-                f"remote {name}: both clusters are called {own.cluster_name}, and messages could not be told "
-                "apart; set another cluster_name in the configuration of one of them and restart its brokers"
+                f"remote {name}: both clusters are called {own.cluster_name}, and messages would look the "
+                "same; set another cluster_name in the configuration of one of them and restart its brokers"
             )
         for cluster, where in (
             (own.cluster_name, "this cluster"),

@@ -343,7 +343,7 @@ class Statuses:
         if last is not None and report is not None:
             since = last.end_ms or report.reported_ms
             if silent is not None and not backlog and looked.found_ms < since:
-                backlog = UNKNOWN  # nobody looks for what may have come since then
+                backlog = UNKNOWN  # no runner looks for what may have come since then
         shown = last or PartitionReport(partition=number, state=LinkState.STARTING, position=position or 0)
         if silent is not None:
             shown = _silenced(shown, *silent)

@@ -40,8 +40,8 @@ ADMIN_OPTIONS: Final[tls.Options] = (
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.so_reuseport", 0),
-    # A caller that is gone without a word would leave its connection for ever. Not as soon as on the client
-    # port: no caller waits for its place, and a command that a user has suspended for a moment should go on.
+    # Otherwise the connection of a caller that vanished would never end. Later than on the client port: no
+    # caller waits for its place, and a command that a user suspends for a moment should continue.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", 20_000),

@@ -148,7 +148,7 @@ class CleanMarker:
         except Fenced as error:
             self._end(error)
             return
-        except Exception as error:  # noqa: BLE001 (whatever it is, appends must not wait for ever)
+        except Exception as error:  # noqa: BLE001 (whatever it is, appends must not wait without end)
             if isinstance(error, RetryableError):
                 self._record = before  # it had no effect
             _log.warning(

@@ -16,8 +16,9 @@ class Fenced(CallerError):
 
 
 class EpochTaken(Fenced):
-    """Another journal has claimed the topic under the same epoch: two brokers believe that they own it, and
-    this is not the one that was first."""
+    """Another journal has claimed the topic under the same epoch, before this one.
+
+    Two brokers believe that they own it."""
 
     def __init__(self, topic: str, epoch: int, storage_id: str) -> None:
         super().__init__(topic, epoch, epoch, f"journal {storage_id} has claimed epoch {epoch} already")
@@ -50,9 +51,10 @@ class NotClaimed(CallerError):
 
 
 class TailElsewhere(RetryableError):
-    """The topic is neither sealed nor clean, and its last messages are in the journal of another disk.
-    Starting without them would lose and renumber messages, so the topic waits for that journal (or for an
-    operator)."""
+    """The topic is neither sealed nor clean, and its last messages are in the journal of another disk. It
+    waits for that journal (or for an operator).
+
+    Starting without them would lose and renumber messages."""
 
 
 class MarkDirtyFailed(RetryableError):
@@ -103,7 +105,7 @@ class UnsupportedStore(CallerError):
 
 class ObjectStoreUnavailable(RetryableError):
     """The object store did not answer, or refused, within the deadline and the retries. A put may yet have
-    taken effect: its key is then taken by an object that nothing refers to."""
+    taken effect, as an object that nothing refers to."""
 
     outcome = Outcome.UNKNOWN
 

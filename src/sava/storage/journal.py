@@ -85,7 +85,7 @@ class JournalOptions:
     """How much may wait to be uploaded before appends wait: the object store may be down for that long."""
     read_threads: int = 2
     observe: Observe | None = None
-    """Told of each group that became durable, on the writer's thread."""
+    """Called with each group that became durable, on the writer's thread."""
 
 
 class Journal:

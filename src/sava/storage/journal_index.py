@@ -46,8 +46,10 @@ class JournalCorrupt(HostError):
 
 
 class FrameDamaged(HostError):
-    """A frame of a topic cannot be read back from this broker's disk. Messages before and behind it can, and
-    other topics are not concerned; but the topic can be stored, and handed over, only up to the frame."""
+    """A frame of a topic cannot be read back from this broker's disk. The topic can be stored, and handed
+    over, only up to the frame.
+
+    Messages before and behind it can be read, and other topics are not concerned."""
 
     def __init__(self, topic: str, start: int, end: int, position: int) -> None:
         super().__init__(

@@ -374,8 +374,8 @@ class TopicLog:
         self._unwritten -= 1
         if pending.is_settled:
             if outcome is None:
-                # Fenced, and on this disk all the same: if no other broker can have the topic, it is in it
-                # when this broker takes it up again, and its producer, which was not answered, repeats it.
+                # Fenced, and on this disk all the same: if no other broker can have the topic, it has it
+                # when this broker takes it up again, and its producer, which has no answer, repeats it.
                 self._producers.follow(pending.header)
             self._tell()
             return

@@ -110,8 +110,8 @@ class NotOwner(RetryableError):
 
 
 class TopicMoved(NotOwner):
-    """This broker gives the topic up, or has lost it, while a client uses it here. Nothing of what was
-    refused so is in the topic; the same request goes to its next owner."""
+    """This broker gives the topic up, or has lost it. Nothing of the refused request is in the topic; the
+    same request goes to its next owner."""
 
     def __init__(self, topic: object, owner: int = 0) -> None:
         where = f"broker {owner} serves it now" if owner else "its next owner will serve it soon"

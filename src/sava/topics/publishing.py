@@ -227,7 +227,7 @@ class Publisher:
     async def _join(self) -> None:
         """Runs while there is something to append."""
         try:
-            await asyncio.sleep(0)  # until everybody who is ready in this turn has added theirs
+            await asyncio.sleep(0)  # until every caller that is ready in this turn has added its message
             while self._waiting and self._held is None:
                 part = self._take()
                 try:

@@ -7,7 +7,7 @@ clients that create partitions 2 and 0 at the same time (Danube's clients create
 order) cannot leave a gap, and ``orders`` cannot be created beside ``orders-part-0``. More partitions than one
 transaction takes are added in several, each of which leaves a topic that is complete, only smaller.
 
-**Deleting.** The record is marked first, after which the topic does not exist for anybody; then everything
+**Deleting.** The record is marked first, after which the topic does not exist for any client; then everything
 that it had is removed, storage before records and the marked record last. A crash on the way leaves the mark,
 by which a repeated deletion, or the next start, finds what is left. Removing the record first would free the
 name while old subscriptions and segments still carry it.

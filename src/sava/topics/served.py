@@ -1,7 +1,7 @@
 """ServedTopics: the topics that this broker serves.
 
 A topic is loaded when a client asks for it, or earlier: its owner's agent takes up what it is assigned, so
-that what the journal still holds is uploaded and the backlog is known before anybody comes. Loading happens
+that what the journal still holds is uploaded and the backlog is known before a client comes. Loading happens
 once however many wait for it; a failure is an error to all of them, and the next call tries again. It never
 becomes an empty topic.
 

@@ -138,7 +138,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     """0: a plain topic, or a partition. Otherwise the number of partitions; it only grows."""
     created_ms: int = 0
     deleting: bool = False
-    """The topic is gone for everybody; what it had is being removed. Of a partition its partitioned topic's
+    """The topic is gone for all clients; what it had is being removed. Of a partition its partitioned topic's
     record says so. The name is free again when the record is gone."""
 
 

@@ -16,8 +16,8 @@ class FileMissing(HostError):
 
 
 class FileExists(HostError):
-    """A file of the log is there already that was to be created: another process writes to the directory, or
-    something was put into it by hand."""
+    """A file of the log exists already: another process writes to the directory, or a file was put into it by
+    hand."""
 
 
 class DirectoryLocked(HostError):
@@ -36,9 +36,10 @@ class DiskFailed(HostError):
 
 
 class LogCorrupt(HostError):
-    """A record that had been acknowledged as durable cannot be read back. Cutting it off would silently undo
-    a promise, so the log refuses to open; the node rejoins as a new one, or the file is restored from a
-    copy."""
+    """A record that was acknowledged as durable cannot be read back, so the log refuses to open; the node
+    rejoins as a new one, or the file is restored from a copy.
+
+    Cutting the record off would silently undo a promise."""
 
     def __init__(self, path: str, file: str, position: int, detail: str) -> None:
         super().__init__(

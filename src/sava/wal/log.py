@@ -1,6 +1,6 @@
 """Log: the one durable append-only log, under the Raft log and under the message journal alike.
 
-Appending and making durable are two steps, and nothing may be promised to anybody between them:
+Appending and making durable are two steps, and nothing may be promised to a caller between them:
 
     append   bytes are in the file, a crash may lose or tear them; ``end`` moves
     sync     they are durable; ``durable_end`` moves; now acknowledge
@@ -85,7 +85,7 @@ _SMALL_GROUP = 4096
 
 
 Tap = Callable[[int, Sequence[tuple[int, Buffers]]], None]
-"""Told the position of the first of some records, and the size and the bytes of each."""
+"""Called with the position of the first of some records, and the size and the bytes of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ each record carries how far the log was known durable when it was written.
 
 Found: A, B, (bad), D. D is valid but knows only of A and B: C was never acknowledged, the log ends after B.
 If instead B is bad, then D (or C) proves that B was acknowledged: corrupt. If the *last* synced batch is
-damaged, no later batch bears witness; therefore an idle writer leaves a mark, a small unsynced record that
+damaged, no later batch is a witness; therefore an idle writer leaves a mark, a small unsynced record that
 carries the new durable end.
 
 What makes this sound:

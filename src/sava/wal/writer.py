@@ -39,7 +39,7 @@ Done = Callable[[BaseException | None], None]
 """Called once per submission, in order of submission, with None when durable, or with what stopped it."""
 
 Observe = Callable[[float, int], object]
-"""Told, on the writer's thread, of each group that was made durable: seconds to write and sync it, and its
+"""Called on the writer's thread for each group that was made durable: seconds to write and sync it, and its
 bytes."""
 
 Records = Sequence[tuple[int, Buffers]]

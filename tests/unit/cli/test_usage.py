@@ -203,7 +203,7 @@ def test_a_branch_of_the_tree_is_what_it_is_in_the_whole_tree() -> None:
 
     def sections(only: str) -> dict[str, str]:
         found = walk(typer.main.get_command(tree(only)), "sava")
-        return {name: section(name, command) for name, command in found}
+        return {name: section(name, command, set(), set()) for name, command in found}
 
     whole = sections("")
     assert {name.split()[1] for name in whole} == {*COMMANDS, *GROUPS}

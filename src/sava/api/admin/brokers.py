@@ -133,8 +133,8 @@ class Brokers:
                 is_member=broker in addresses,
                 is_confirmed=is_confirmed,
             )
-            # A registration outlives its broker by seconds, and a given-up broker's by a snapshot: whoever is
-            # no member and has no topics is of no interest, and would stand beside its successor.
+            # A registration outlives its broker by seconds, and a given-up broker's by a snapshot: a broker
+            # that is no member and has no topics is left out: it would stand beside its successor.
             for broker in sorted(addresses.keys() | {each for each in counts if counts[each]})
         ]
 
@@ -409,7 +409,7 @@ def _topic_load(
         megabytes_per_second=max(now.bytes - before.bytes, 0) / elapsed / 1e6,
         producers=sum(1 for _ in topic.producers),
         consumers=sum(len(each.consumers) for each in subscriptions),
-        # Links have no consumers that somebody would have to send it to.
+        # The backlog of a link waits for no consumer.
         backlog=sum(
             each.backlog
             for each in subscriptions

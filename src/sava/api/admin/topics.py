@@ -281,7 +281,7 @@ class Unloading:
             for _ in names:
                 yield await done.get()
         finally:
-            # Of moves that were begun the controller sees the end, whoever waits for it.
+            # The controller brings moves that have begun to their end, also without a caller that waits.
             await cancelled(*turns)
 
     async def _move(self, name: TopicName, target: int, timeout_ms: int) -> pb.TopicMove:

@@ -424,14 +424,14 @@ class ConsumerSessions:
         return await self._topics.consumer_by_id(consumer_id)
 
     def release(self, consumer_id: int) -> None:
-        """The client is being told to subscribe again: a stream that is held back for its id ends."""
+        """The client learns that it must subscribe again: a stream that is held back for its id ends."""
         held = self._held.get(consumer_id)
         if held is not None:
             asyncio.get_running_loop().call_later(CLOSE_LAG_S, held.set)
 
     async def hold(self, consumer_id: int, seconds: float) -> None:
-        """Keep a stream that cannot be served from failing at once; until then, or until the client was told
-        that it should subscribe again."""
+        """Keep a stream that cannot be served from failing at once; until then, or until the client has
+        learned that it must subscribe again."""
         held = self._held.setdefault(consumer_id, asyncio.Event())
         try:
             async with asyncio.timeout(seconds):

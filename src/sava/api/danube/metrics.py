@@ -217,7 +217,7 @@ _OF_SUBSCRIPTION: Final = {
     "danube_subscription_active_consumers": "Connected consumers.",
     "danube_subscription_lag_messages": "Messages that are not acked.",
     "danube_subscription_nack": "Messages given back by consumers.",
-    "danube_subscription_redelivery": "Messages sent to consumers that had been sent before.",
+    "danube_subscription_redelivery": "Messages sent to consumers again.",
     "danube_consumer_messages_out": "Messages sent to consumers.",
     "danube_consumer_bytes_out": "Bytes of messages sent to consumers.",
 }

@@ -74,7 +74,7 @@ STATUSES: Final[dict[type[SavaError], grpc.StatusCode]] = {
     cluster.MoveRefused: Status.FAILED_PRECONDITION,
     schemas.SchemaIncompatible: Status.FAILED_PRECONDITION,
     schemas.SubjectTypeMismatch: Status.FAILED_PRECONDITION,
-    # Somebody else has what is asked for.
+    # Another client has what is asked for.
     broker.SubscriptionBusy: Status.PERMISSION_DENIED,
     broker.ProducerBusy: Status.PERMISSION_DENIED,
     broker.ProducerFenced: Status.PERMISSION_DENIED,
@@ -86,7 +86,7 @@ STATUSES: Final[dict[type[SavaError], grpc.StatusCode]] = {
     storage.TopicSealed: Status.UNAVAILABLE,
     storage.NotClaimed: Status.UNAVAILABLE,
     broker.ConsumerReplaced: Status.UNAVAILABLE,
-    # Nobody knows whether it took effect. A repetition may then be the second one, which at-least-once
+    # It is unknown whether it took effect. A repetition may then be the second one, which at-least-once
     # allows.
     metadata.OutcomeUnknown: Status.UNAVAILABLE,
     metadata.SessionExpired: Status.UNAVAILABLE,

@@ -69,7 +69,7 @@ class BrokerMetrics:
             "Writing one group of batches to the journal and making it durable.",
         )
         self._journal_groups = self._histogram(
-            "sava_journal_sync_bytes", "What one sync of the journal made durable.", buckets=_SIZES
+            "sava_journal_sync_bytes", "Bytes that one sync of the journal made durable.", buckets=_SIZES
         )
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float] = _LATENCIES) -> Histogram:
@@ -93,13 +93,13 @@ class TasksCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         yield counters(
             "sava_task_failures",
-            "Times that a task of this broker died of a bug and was begun again; its log says of which.",
+            "Restarts of tasks that died of a bug; the log names it.",
             "task",
             sorted(self._supervisor.failures.items()),
         )
         yield gauge(
             "sava_broker_start_time_seconds",
-            "When this process was started, in seconds since 1970: changes when it was started again.",
+            "Start of this process, in seconds since 1970.",
             self._started,
         )
 

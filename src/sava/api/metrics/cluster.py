@@ -65,13 +65,13 @@ class ClusterSources:
 def observe_cluster(registry: CollectorRegistry, parts: ClusterSources) -> None:
     downtime = Histogram(
         "sava_topic_move_downtime_seconds",
-        "From the request to the owner of a topic until this broker had taken it up.",
+        "From the request to a topic's owner until this broker serves it.",
         buckets=_DOWNTIMES,
         registry=registry,
     )
     registrations = CounterMetric(
         "sava_broker_registrations",
-        "How often this broker came to be there: once, and again whenever it had lost its lease.",
+        "Registrations of this broker: one more after each lost lease.",
         registry=registry,
     )
     parts.view.listen(MoveTimes(parts.view, parts.broker, downtime.observe).look)
@@ -126,7 +126,7 @@ class ClusterCollector(Collector):
         )
         yield counters(
             "sava_forwarded_calls",
-            "Calls passed on: those of a port to a topic's owner, and those that only the leader answers.",
+            "Calls forwarded to a topic's owner or to the leader.",
             "kind",
             sorted(self._parts.forwards.items()),
         )
@@ -147,7 +147,7 @@ class ClusterCollector(Collector):
         )
         yield gauges(
             "sava_broker_topics",
-            "Topics that are this broker's, by the state of their ownership.",
+            "Topics that this broker owns, by state.",
             "state",
             ((state.value, states[state]) for state in OwnershipState),
         )
@@ -192,7 +192,7 @@ class ClusterCollector(Collector):
         yield gauge(
             "sava_controller_imbalance", "Standard deviation of loads over their mean.", led.imbalance
         )
-        yield gauge("sava_controller_pass_seconds", "Of the last look at all topics.", led.pass_seconds)
+        yield gauge("sava_controller_pass_seconds", "Time of the last look at all topics.", led.pass_seconds)
 
 
 # -- replication -----------------------------------------------------------------------------------
@@ -201,15 +201,13 @@ class ClusterCollector(Collector):
 log = logging.getLogger(__name__)
 
 LABELS: Final = ("cluster", "namespace", "topic", "remote_cluster")
-_DISCONNECTED: Final = (
-    "Partitions of the topic that are not copied: no runner does, or something stops the runner."
-)
+_DISCONNECTED: Final = "Partitions of the topic that are not copied."
 _COUNTERS: Final = (
     ("messages", "Messages copied."),
-    ("duplicates", "Messages that had come to the remote another way before, and were left out."),
-    ("skipped", "Messages that were not to be copied: they exclude the remote, or have been there."),
+    ("duplicates", "Messages left out because the remote had them."),
+    ("skipped", "Messages left out because they exclude the remote, or have been there."),
     ("disconnects", "How often the remote was lost."),
-    ("restarts", "How often copying was begun again because it made no progress."),
+    ("restarts", "Restarts of copying that made no progress."),
 )
 
 
@@ -257,7 +255,7 @@ class ReplicationCollector(Collector):
         )
         yield gauges(
             "sava_replication_unsynced_subscriptions",
-            "Replicated subscriptions, of each partition, whose positions cannot be copied at present.",
+            "Subscriptions whose positions cannot be copied at present.",
             LABELS,
             _sums(statuses, lambda report: len(report.unsynced_subscriptions)),
         )
@@ -349,7 +347,7 @@ class PipelinesCollector(Collector):
         )
         yield gauges(
             "sava_pipeline_lag_seconds",
-            "For how long it has been behind; absent if not known.",
+            "For how long it has been behind; absent if unknown.",
             labels,
             known("lag_seconds"),
         )

@@ -71,12 +71,12 @@ class TopicsCollector(Collector):
         yield counter("sava_segment_uploads", "Segments written.", uploader.segments)
         yield counter(
             "sava_segment_failures",
-            "Attempts to write a segment that came to nothing.",
+            "Failed attempts to write a segment.",
             uploader.failures,
         )
         yield gauge(
             "sava_segment_failing_topics",
-            "Topics whose last attempt to write a segment came to nothing.",
+            "Topics whose last segment could not be written.",
             uploader.failing,
         )
         yield counter(
@@ -84,8 +84,8 @@ class TopicsCollector(Collector):
         )
         yield counters(
             "sava_maintenance_skipped",
-            "Topics that maintenance left out after an unexpected error, and notes of deleted topics that it "
-            "cannot read; the log names them.",
+            "Topics that maintenance skipped after an unexpected error, and unreadable notes of deleted "
+            "topics; the log names them.",
             "kind",
             sorted(topics.skipped_maintenance.items()),
         )
@@ -95,7 +95,7 @@ def _of_topics(topics: Part) -> Iterable[Metric]:
     named = [(str(name), topic) for name, topic in topics]
     yield counters(
         "sava_topic_messages",
-        "Messages published: of a reliable topic all, by offset; of another those since it was opened here.",
+        "Messages published (non-reliable: since the topic was opened here).",
         "topic",
         [(name, topic.next_offset) for name, topic in named],
     )
@@ -117,7 +117,7 @@ def _of_topics(topics: Part) -> Iterable[Metric]:
     )
     yield counters(
         "sava_topic_copied_messages",
-        "Messages that came from other clusters, by what became of them.",
+        "Messages from other clusters, by outcome.",
         ("topic", "outcome"),
         [
             ((name, outcome), count)
@@ -128,7 +128,7 @@ def _of_topics(topics: Part) -> Iterable[Metric]:
     )
     yield counters(
         "sava_topic_position_mismatches",
-        "Ranges of other clusters' topics that did not begin at the source position.",
+        "Ranges that did not begin at the source position.",
         "topic",
         [(name, topic.copies.refused) for name, topic in named if topic.copies.refused],
     )
@@ -186,18 +186,16 @@ _GAUGES: Final = {
     "unacked_messages": "Delivered and not acked.",
     "consumers": "Connected consumers.",
     "blocked": "1 while a message that failed too often waits for an operator.",
-    "failing": "1 while nothing can be read, or handed on to the dead-letter topic.",
+    "failing": "1 while nothing can be read or dead-lettered.",
 }
 
 _COUNTERS: Final = {
     "delivered": "Messages sent to consumers.",
-    "redelivered": "Messages sent to consumers that had been sent before.",
+    "redelivered": "Messages sent to consumers again.",
     "acked": "Messages acked.",
     "nacked": "Messages given back.",
     "timed_out": "Messages not acked in time.",
-    "dropped": (
-        "Messages dropped by the poison policy; of a non-reliable topic, those that no consumer had room for."
-    ),
+    "dropped": ("Messages dropped by the poison policy, or (non-reliable) because no consumer had room."),
     "dead_lettered": "Messages moved to the dead-letter topic.",
     "skipped_by_filter": "Messages whose key no consumer accepted.",
     "skipped_by_retention": "Messages removed before they were acked.",

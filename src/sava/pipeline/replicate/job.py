@@ -440,8 +440,8 @@ class LinkJob(PipelineJob):
             lag_messages=sum(each or 0 for each in backlogs) if is_known else UNKNOWN_LAG,
             lag_seconds=behind_s if is_known and all(times) else UNKNOWN_LAG,
             has_backlog=has_backlog,
-            # A round that does not end although it was cancelled keeps its partitions for ever, whatever the
-            # others do: only a new beginning of the whole link helps.
+            # A round that does not end although it was cancelled keeps its partitions without end, whatever
+            # the others do: only a new beginning of the whole link helps.
             pulse="overdue" if overdue else self._errands_done,
         )
 

@@ -316,7 +316,7 @@ class PartitionState:
             if last.rewound_from:
                 self._rewind(Rewound(last.rewound_to, last.rewound_from))
         else:
-            self._may_leave_out = last.rewound_from > 0  # somebody has acted since
+            self._may_leave_out = last.rewound_from > 0  # an operator has acted since
 
     def renew(self) -> None:
         """An operator has asked for it to be begun again, with what there is here and there."""
@@ -385,7 +385,7 @@ class PartitionState:
             return
         self._held = None
         self.target_topic_id = target_topic_id
-        # Whatever kept it before is worth another look, but what only somebody can help.
+        # Whatever kept it before is worth another look, unless only an operator can help.
         if self._failure is not None and self._failure.retry_at is not None:
             self._failure = None
             self._backoff.reset()

@@ -317,7 +317,7 @@ class CopyRounds:
         except SavaError as failure:
             error = str(failure)
         except Exception as failure:
-            # An executor that was lost, a worker that was killed: whatever Spark raises, others go on.
+            # An executor that was lost, a worker that was killed: whatever it is, other rounds continue.
             log.warning("replication: a round has failed name=%s", self._name, exc_info=True)
             error = brief(failure)
         self._done(RoundResult(group, outcomes, error))

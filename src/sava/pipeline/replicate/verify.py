@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (its usual name)
 
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.pipeline.replicate.translation import NOWHERE, REPLICATE, listed
