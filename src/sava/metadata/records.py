@@ -236,9 +236,13 @@ class RecordStore:
         if not attempts.open or found.revision == attempts.revision:
             return None
         for change in attempts.open:
-            is_same = found.value == change.value and found.lease == change.lease
-            is_same &= (found.kv is None) == (change.value is None)  # it may be one that cannot be read
-            if is_same and await self._are_applied(change.operations, found.revision):
+            wanted = encode(change.value) if change.value is not None else None
+            is_same = wanted == (found.kv.value if found.kv is not None else None)
+            if (
+                is_same
+                and found.lease == change.lease
+                and await self._are_applied(change.operations, found.revision)
+            ):
                 return change
         attempts.close(found)
         return None

@@ -254,6 +254,19 @@ async def test_a_write_that_took_effect_is_found_and_not_repeated(store: Unstead
     assert (store.writes, goal.seen) == (1, [None])
 
 
+class Settings(msgspec.Struct, frozen=True):
+    given: dict[str, object]
+
+
+async def test_a_write_is_known_by_its_bytes_not_by_what_is_read_from_them(store: Unsteady) -> None:
+    """A tuple in a value of any kind is read back as a list."""
+    store.answers = ["applied"]
+    wanted = Settings({"topics": ("a", "b")})
+    updated = await RecordStore(store).update(KEY, Settings, lambda found: RecordChange(wanted))
+    assert updated.is_changed
+    assert store.writes == 1
+
+
 async def test_a_deletion_that_took_effect_is_found(store: Unsteady) -> None:
     await store.rival("b")()
     store.answers = ["applied"]
