@@ -1,4 +1,4 @@
-"""What brokers send each other about journals, on a connection of the Raft port that was opened for that.
+"""What brokers send each other about ledgers, on a connection of the Raft port that was opened for that.
 
     request   ticket, origin, message      an answer has the same ticket; 0 on an owner's stream
     answer    ticket, message
@@ -95,7 +95,7 @@ def _decode(
         (length,) = _LENGTH.unpack_from(payload)
         said = decoder.decode(memoryview(payload)[_LENGTH.size : _LENGTH.size + length])
     except (struct.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"not a message about journals of this version: {error}") from error
+        raise BadFrame(f"not a message about ledgers of this version: {error}") from error
     if isinstance(said.message, (LedgerAppend, WriteBack, ReadAnswer)):
         data = payload[_LENGTH.size + length :]
         said = msgspec.structs.replace(said, message=msgspec.structs.replace(said.message, data=data))

@@ -210,13 +210,13 @@ class Owner:
 
     def _recount(self) -> None:
         if not self.is_fenced:
-            reached = min(committed(fragment, self._durable) for fragment in self._in_force)
+            reached = min([committed(fragment, self._durable) for fragment in self._in_force])
             self.commit = max(self.commit, reached)
 
     @property
     def _in_force(self) -> list[Fragment]:
         """The last fragment of every record that may be the ledger's."""
-        return [self.record.last, *(record.last for record in self._tried)]
+        return [self.record.last, *[record.last for record in self._tried]]
 
     def durable_end(self, storage: StorageId) -> int:
         """As far as it is known; for figures."""

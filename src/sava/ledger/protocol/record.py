@@ -147,7 +147,7 @@ def is_disproved(fragment: Fragment, position: int, ends: Mapping[StorageId, int
 
 def committed(fragment: Fragment, durable: Mapping[StorageId, int]) -> int:
     """Up to where ``qa`` members, the owner among them, are durable."""
-    ends = sorted((durable.get(member, NOTHING) for member in fragment.members), reverse=True)
+    ends = sorted([durable.get(member, NOTHING) for member in fragment.members], reverse=True)
     own = durable.get(fragment.members[0], NOTHING)
     return min(own, ends[fragment.qa - 1])
 
