@@ -42,7 +42,7 @@ from tests.pages import (
     prose_of,
     text_of,
 )
-from tests.unit.test_configuration_page import keys
+from tests.unit.config.test_configuration_page import keys
 from tools.reference.cli import walk
 
 PYTHON: Final = {
