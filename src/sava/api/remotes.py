@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
+from sava.api.messages import from_message
 from sava.connecting import cause_of
 from sava.peers import tls
 from sava.proto import replica_pb2 as pb
@@ -49,7 +50,7 @@ class RemoteClusters:
 
     async def hello(self, remote: RemoteRecord) -> ClusterIdentity:
         answer: pb.HelloResponse = await self._ask(remote, lambda stub: stub.Hello, pb.HelloRequest())
-        return ClusterIdentity(answer.cluster_name, answer.cluster_id, answer.version)
+        return from_message(ClusterIdentity, answer)
 
     async def describe(self, name: str, remote: RemoteRecord, topics: Sequence[str]) -> list[Shape]:
         request = pb.DescribeTopicsRequest(topics=topics)
@@ -154,14 +155,6 @@ def _credentials(remote: RemoteRecord) -> grpc.ChannelCredentials:
 def _shape(remote: str, shape: pb.TopicShape) -> Shape:
     return Shape(
         topic=shape.topic,
-        there=There(
-            remote=remote,
-            namespace_exists=shape.namespace_exists,
-            exists=shape.exists,
-            partitions=shape.partition_count,
-            reliable=shape.reliable,
-            missing=tuple(shape.missing),
-            topic_ids=tuple(shape.topic_ids),
-        ),
+        there=from_message(There, shape, remote=remote, partitions=shape.partition_count),
         schema_subject=shape.schema_subject,
     )

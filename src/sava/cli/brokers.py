@@ -9,7 +9,7 @@ import typer
 
 from sava.api.admin_client import AdminClient
 from sava.cli import topics
-from sava.cli.connection import Session, all_brokers, command, id_of
+from sava.cli.connection import AdminSession, all_brokers, command, id_of
 from sava.cli.output import (
     as_dict,
     print_fields,
@@ -49,7 +49,7 @@ class MovesFailed(RetryableError):
 
 
 @command(app, "list")
-def list_(session: Session) -> None:
+def list_(session: AdminSession) -> None:
     """List the brokers: state, addresses, number of topics."""
     session.show_list(
         session.run(all_brokers),
@@ -64,7 +64,7 @@ def list_(session: Session) -> None:
 
 
 @command(app)
-def leader(session: Session) -> None:
+def leader(session: AdminSession) -> None:
     """Show the broker that leads the cluster: it decides which topic goes where."""
     found = next((broker for broker in session.run(all_brokers) if broker.is_leader), None)
     if found is None:
@@ -76,7 +76,7 @@ def leader(session: Session) -> None:
 
 @command(app)
 def drain(
-    session: Session,
+    session: AdminSession,
     broker: Broker = "",
     parallel: Annotated[
         int, typer.Option("--parallel", "--max-parallel", min=0, help="Topics that move at a time; 0: 8.")
@@ -140,7 +140,7 @@ def drain(
 
 @command(app)
 def activate(
-    session: Session,
+    session: AdminSession,
     broker: Broker = "",
     reason: Annotated[str, typer.Option("--reason", help="The reason, for later readers.")] = "",
     broker_id: BrokerId = "",
@@ -159,7 +159,7 @@ def activate(
 
 
 @command(app)
-def balance(session: Session) -> None:
+def balance(session: AdminSession) -> None:
     """Show how evenly the brokers are loaded."""
     response = session.ask(pb.GetBalanceRequest())
     if session.is_json:
@@ -170,7 +170,7 @@ def balance(session: Session) -> None:
 
 @command(app)
 def rebalance(
-    session: Session,
+    session: AdminSession,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be moved.")] = False,
     max_moves: Annotated[
         int, typer.Option("--max-moves", min=0, help="At most this many; 0: as the configuration says.")

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from sava.api.recovery import recover
-from sava.cli.connection import MAX_ID, Session, auth_from_environment, command, is_id, run_to_end
+from sava.cli.connection import MAX_ID, AdminSession, auth_from_environment, command, is_id, run_to_end
 from sava.cli.output import as_dict, print_fields, print_json, print_line, print_rows, print_unconfirmed
 from sava.metadata.bootstrap import ForceReport, NotConfirmed
 from sava.proto import admin_pb2 as pb
@@ -26,7 +26,7 @@ NodeId = Annotated[
 
 @command(app)
 def init(
-    session: Session,
+    session: AdminSession,
     nodes: Annotated[
         str, typer.Option("--nodes", metavar="A:7650,B:7650,…", help="Raft addresses of all founding nodes.")
     ],
@@ -42,7 +42,7 @@ def init(
 
 
 @command(app)
-def status(session: Session) -> None:
+def status(session: AdminSession) -> None:
     """Show what the asked broker knows: leader, term, positions, members. Says so if no majority confirms
     it."""
     response = session.ask(pb.StatusRequest(confirm=True))
@@ -73,7 +73,7 @@ def _progress(name: str) -> Callable[[pb.MemberStatus], object]:
 
 
 @command(app)
-def add_node(session: Session, addr: Address) -> None:
+def add_node(session: AdminSession, addr: Address) -> None:
     """Add a running, pristine broker as a learner. Promote it once it has caught up."""
     request = pb.AddNodeRequest(addr=addr)
     response = session.ask(request, timeout=OPERATION_TIMEOUT_S)
@@ -82,7 +82,7 @@ def add_node(session: Session, addr: Address) -> None:
 
 
 @command(app)
-def promote_node(session: Session, addr: Address = "", node_id: NodeId = 0) -> None:
+def promote_node(session: AdminSession, addr: Address = "", node_id: NodeId = 0) -> None:
     """Make a learner a voter. Refused while it lags behind."""
     _require_one(addr, node_id)
     request = pb.PromoteNodeRequest(node_id=node_id, addr=addr)
@@ -95,7 +95,7 @@ def promote_node(session: Session, addr: Address = "", node_id: NodeId = 0) -> N
 
 @command(app)
 def remove_node(
-    session: Session,
+    session: AdminSession,
     addr: Address = "",
     node_id: NodeId = 0,
     force: Annotated[
@@ -118,7 +118,7 @@ def remove_node(
 
 @command(app)
 def transfer_leader(
-    session: Session,
+    session: AdminSession,
     to: Annotated[
         str,
         typer.Option(
@@ -135,7 +135,7 @@ def transfer_leader(
 
 
 @command(app)
-def snapshot(session: Session) -> None:
+def snapshot(session: AdminSession) -> None:
     """Take a snapshot on the asked broker now."""
     response = session.ask(pb.SnapshotRequest(), timeout=OPERATION_TIMEOUT_S)
     session.answer(

@@ -127,7 +127,7 @@ def tls_for(service: str) -> ClientTls | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class AdminSession:
     """What a command that asks a broker is given: which broker, and how the answer is shown."""
 
     admin: str
@@ -163,19 +163,19 @@ class Session:
 
 def command(
     app: typer.Typer, name: str | None = None, **options: Any
-) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[Concatenate[Session, P], None]]:
-    """A command that asks a broker. Its first parameter is a ``Session``, which comes from --output and
+) -> Callable[[Callable[Concatenate[AdminSession, P], None]], Callable[Concatenate[AdminSession, P], None]]:
+    """A command that asks a broker. Its first parameter is a ``AdminSession``, which comes from --output and
     --admin; they stand behind the command's own options. A command with an ``output`` of its own has one."""
 
     def register(
-        work: Callable[Concatenate[Session, P], None],
-    ) -> Callable[Concatenate[Session, P], None]:
+        work: Callable[Concatenate[AdminSession, P], None],
+    ) -> Callable[Concatenate[AdminSession, P], None]:
         _, *own = inspect.signature(work, eval_str=True).parameters.values()
         has_output = any(each.name == "output" for each in own)
 
         def run_command(*, admin: str, **given: Any) -> None:
             output = Format.TABLE if has_output else given.pop("output")
-            work(Session(admin, output), **given)  # type: ignore[call-arg]  # Typer gives what the signature asks for
+            work(AdminSession(admin, output), **given)  # type: ignore[call-arg]  # Typer gives what the signature asks for
 
         shared = [_ADMIN] if has_output else [_OUTPUT, _ADMIN]
         run_command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]

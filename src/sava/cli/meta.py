@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import Session, command
+from sava.cli.connection import AdminSession, command
 from sava.cli.output import (
     RawFormat,
     as_dict,
@@ -42,7 +42,7 @@ class NotFoundError(CallerError):
 
 @command(app)
 def get(
-    session: Session,
+    session: AdminSession,
     key: Key,
     local: Local = False,
     output: ValuesOutput = RawFormat.RAW,
@@ -56,7 +56,7 @@ def get(
 
 @command(app, "range")
 def range_(
-    session: Session,
+    session: AdminSession,
     prefix: Prefix,
     limit: Annotated[int, typer.Option(min=0, help="At most this many keys; 0 for all.")] = 0,
     local: Local = False,
@@ -81,7 +81,7 @@ def range_(
 
 @command(app)
 def put(
-    session: Session,
+    session: AdminSession,
     key: Key,
     value: Annotated[
         str, typer.Argument(metavar="VALUE", help="The value; '-' reads it from standard input.")
@@ -112,7 +112,7 @@ def _why_not(request: pb.PutRequest, response: pb.PutResponse) -> str:
 
 @command(app)
 def delete(
-    session: Session,
+    session: AdminSession,
     key: Key,
     prefix: Annotated[
         bool, typer.Option("--prefix", help="Delete everything under KEY, which then ends in '/'.")
@@ -125,7 +125,7 @@ def delete(
 
 @command(app)
 def watch(
-    session: Session,
+    session: AdminSession,
     prefix: Prefix,
     from_revision: Annotated[
         int, typer.Option(min=0, help="Begin with this revision; 0 for from now on.")
@@ -143,7 +143,7 @@ def watch(
     session.run(follow)
 
 
-def _show_event(session: Session, event: pb.Event) -> None:
+def _show_event(session: AdminSession, event: pb.Event) -> None:
     if session.is_json:
         print_json_line(as_dict(event))
     elif event.HasField("kv"):

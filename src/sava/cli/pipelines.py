@@ -17,7 +17,7 @@ import yaml
 
 from sava import logs
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, Session, auth_from_environment, command
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, AdminSession, auth_from_environment, command
 from sava.cli.messages import moment
 from sava.cli.output import as_dict, print_fields, print_json, print_line, print_rows
 from sava.errors import CallerError, Outcome, RetryableError
@@ -47,7 +47,7 @@ class NoSuchPipeline(CallerError):
 
 @command(app)
 def create(
-    session: Session,
+    session: AdminSession,
     name: Name,
     from_: Annotated[
         list[str] | None,
@@ -95,7 +95,7 @@ def create(
 
 @command(app)
 def apply(
-    session: Session,
+    session: AdminSession,
     file: Annotated[Path, typer.Option("--file", "-f", metavar="FILE", help="YAML ('-': standard input).")],
 ) -> None:
     """Create the pipelines of FILE, and change those that are different. All are checked before any."""
@@ -123,7 +123,7 @@ def apply(
 
 
 @command(app, "list")
-def list_(session: Session) -> None:
+def list_(session: AdminSession) -> None:
     """List pipelines, and how far they are."""
     found = session.run(_all)
     if session.is_json:
@@ -145,7 +145,7 @@ def list_(session: Session) -> None:
 
 @command(app)
 def status(
-    session: Session,
+    session: AdminSession,
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="By default all.")] = None,
 ) -> None:
     """Show how far pipelines are, and the last error."""
@@ -168,7 +168,7 @@ def status(
 
 
 @command(app)
-def describe(session: Session, name: Name) -> None:
+def describe(session: AdminSession, name: Name) -> None:
     """Show a pipeline: its settings, and how far it is."""
     (found,) = _chosen(session.run(_all), [name])
     if session.is_json:
@@ -189,14 +189,14 @@ def describe(session: Session, name: Name) -> None:
 
 
 @command(app)
-def pause(session: Session, name: Name) -> None:
+def pause(session: AdminSession, name: Name) -> None:
     """Stop a pipeline after its current batch, until it is resumed."""
     paused = session.ask(pb.PipelineName(name=name), "PausePipeline")
     _answer(session, paused, f"pipeline {name} is paused")
 
 
 @command(app)
-def resume(session: Session, name: Name) -> None:
+def resume(session: AdminSession, name: Name) -> None:
     """Continue a paused pipeline."""
     resumed = session.ask(pb.PipelineName(name=name), "ResumePipeline")
     _answer(session, resumed, f"pipeline {name} is resumed")
@@ -204,7 +204,7 @@ def resume(session: Session, name: Name) -> None:
 
 @command(app)
 def delete(
-    session: Session,
+    session: AdminSession,
     name: Name,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until its runner has stopped it.")] = True,
 ) -> None:
@@ -231,7 +231,7 @@ def delete(
 
 
 @command(app)
-def runners(session: Session) -> None:
+def runners(session: AdminSession) -> None:
     """List the runners, and how many pipelines each has."""
     response: pb.ListRunnersResponse = session.ask(pb.ListRunnersRequest())
     session.show_list(
@@ -324,7 +324,7 @@ def _chosen(found: Sequence[pb.Pipeline], names: Sequence[str]) -> list[pb.Pipel
     return [by_name[name] for name in names] if names else list(found)
 
 
-def _answer(session: Session, pipeline: pb.Pipeline, text: str) -> None:
+def _answer(session: AdminSession, pipeline: pb.Pipeline, text: str) -> None:
     if session.is_json:
         print_json(_shown(pipeline))
     else:
@@ -455,7 +455,7 @@ writers_app = typer.Typer(no_args_is_help=True)
 
 
 @command(writers_app, "list")
-def list_writers(session: Session) -> None:
+def list_writers(session: AdminSession) -> None:
     """List writers, and the last batch of each that was decided."""
     response = session.ask(writers_pb2.ListWritersRequest())
     session.show_list(
@@ -468,7 +468,7 @@ def list_writers(session: Session) -> None:
 
 @command(writers_app)
 def forget(
-    session: Session,
+    session: AdminSession,
     writer: Annotated[str, typer.Argument(metavar="WRITER", help="The id of the writer.")],
     force: Annotated[
         bool,

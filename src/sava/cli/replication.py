@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import Session, auth_from_environment, command
+from sava.cli.connection import AdminSession, auth_from_environment, command
 from sava.cli.messages import instant, parse_time, position_message
 from sava.cli.output import as_dict, print_fields, print_json, print_line, print_rows, print_table
 from sava.errors import CallerError, RetryableError
@@ -43,7 +43,7 @@ class RemotesDiffer(CallerError):
 
 @command(app, "set")
 def set_(
-    session: Session,
+    session: AdminSession,
     scope: Scope,
     remotes: Annotated[
         list[str] | None, typer.Option("--remote", metavar="NAME", help="Copy to this remote. Repeatable.")
@@ -90,7 +90,7 @@ def set_(
 
 
 @command(app)
-def get(session: Session, scope: Scope) -> None:
+def get(session: AdminSession, scope: Scope) -> None:
     """Show the policy of SCOPE, and where it is set."""
     response = session.ask(pb.GetReplicationRequest(scope=scope))
     if session.is_json:
@@ -102,7 +102,7 @@ def get(session: Session, scope: Scope) -> None:
 
 
 @command(app)
-def clear(session: Session, scope: Scope) -> None:
+def clear(session: AdminSession, scope: Scope) -> None:
     """Remove the policy of SCOPE; a topic then has its namespace's."""
     response = session.ask(pb.ClearReplicationRequest(scope=scope))
     session.answer(response, f"{scope} has no replication policy of its own")
@@ -110,7 +110,7 @@ def clear(session: Session, scope: Scope) -> None:
 
 @command(app)
 def status(
-    session: Session,
+    session: AdminSession,
     topic: Annotated[str, typer.Argument(metavar="[TOPIC]", help="Only this topic.")] = "",
     remote: Annotated[str, typer.Option("--remote", metavar="NAME", help="Only to this remote.")] = "",
 ) -> None:
@@ -125,7 +125,7 @@ def status(
 
 @command(app)
 def recreate(
-    session: Session,
+    session: AdminSession,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, such as /default/orders.")],
     remote: Annotated[str, typer.Option("--remote", metavar="NAME", help="Where it was deleted.")],
 ) -> None:
@@ -185,7 +185,7 @@ class ReplicaDiffers(CallerError):
 
 @command(app)
 def verify(
-    session: Session,
+    session: AdminSession,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="A topic, such as /default/orders.")],
     remote: Annotated[str, typer.Option("--remote", metavar="NAME", help="Where the replica is.")],
     since: Annotated[
@@ -391,7 +391,7 @@ class RemoteDiffers(CallerError):
 
 @command(remotes_app)
 def add(
-    session: Session,
+    session: AdminSession,
     name: Name,
     service: Annotated[
         str,
@@ -427,7 +427,7 @@ def add(
 
 
 @command(remotes_app, "list")
-def list_(session: Session) -> None:
+def list_(session: AdminSession) -> None:
     """List the remotes. Tokens are not shown."""
     response = session.ask(pb.ListRemotesRequest())
     session.show_list(
@@ -441,7 +441,7 @@ def list_(session: Session) -> None:
 
 
 @command(remotes_app, "test")
-def try_(session: Session, name: Name) -> None:
+def try_(session: AdminSession, name: Name) -> None:
     """Ask remote NAME who it is, and show what policies miss there."""
     response = session.ask(pb.TestRemoteRequest(name=name), timeout=ASK_TIMEOUT_S)
     if session.is_json:
@@ -462,6 +462,6 @@ def try_(session: Session, name: Name) -> None:
 
 
 @command(remotes_app)
-def remove(session: Session, name: Name) -> None:
+def remove(session: AdminSession, name: Name) -> None:
     """Remove remote NAME and the state of topics there. Refused while a policy names it."""
     session.answer(session.ask(pb.RemoveRemoteRequest(name=name)), f"remote {name} removed")

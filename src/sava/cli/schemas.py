@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import Session, command
+from sava.cli.connection import AdminSession, command
 from sava.cli.messages import instant
 from sava.cli.output import RawFormat, as_dict, print_fields, print_json, print_line, text_of
 from sava.errors import CallerError
@@ -41,7 +41,7 @@ class NotCompatible(CallerError):
 
 @command(app)
 def register(
-    session: Session,
+    session: AdminSession,
     subject: Subject,
     type_: TypeOption,
     file: File = None,
@@ -63,7 +63,7 @@ def register(
 
 @command(app)
 def get(
-    session: Session,
+    session: AdminSession,
     subject: Subject,
     version: Annotated[int | None, typer.Option("--version", min=1, help="By default the latest.")] = None,
     output: Annotated[
@@ -91,7 +91,7 @@ def get(
 
 
 @command(app)
-def versions(session: Session, subject: Subject) -> None:
+def versions(session: AdminSession, subject: Subject) -> None:
     """List the versions of SUBJECT."""
     request = pb.ListVersionsRequest(subject=subject)
     response = session.ask(request)
@@ -107,7 +107,7 @@ def versions(session: Session, subject: Subject) -> None:
 
 @command(app)
 def check(
-    session: Session,
+    session: AdminSession,
     subject: Subject,
     type_: TypeOption,
     file: File = None,
@@ -133,7 +133,7 @@ def check(
 
 @command(app)
 def mode(
-    session: Session,
+    session: AdminSession,
     subject: Subject,
     wanted: Annotated[CompatibilityMode | None, typer.Argument(help="The mode to set.")] = None,
 ) -> None:
@@ -154,7 +154,7 @@ def mode(
 
 @command(app)
 def delete(
-    session: Session,
+    session: AdminSession,
     subject: Subject,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to delete.")],
 ) -> None:
@@ -166,7 +166,7 @@ def delete(
 
 
 @command(app, "list")
-def list_(session: Session) -> None:
+def list_(session: AdminSession) -> None:
     """List the subjects."""
     response = session.ask(pb.ListSubjectsRequest())
     session.show_list(
@@ -182,7 +182,7 @@ def list_(session: Session) -> None:
 
 @command(app)
 def configure_topic(
-    session: Session,
+    session: AdminSession,
     topic: Topic,
     subject: Annotated[str, typer.Option("--subject", help="The subject that its messages follow.")],
     policy: Annotated[
@@ -206,7 +206,7 @@ def configure_topic(
 
 
 @command(app, "topic")
-def show_topic(session: Session, topic: Topic) -> None:
+def show_topic(session: AdminSession, topic: Topic) -> None:
     """Show the subject of TOPIC and what happens to messages that do not follow it."""
     _show_topic(session, topic, session.run(lambda client: _of_topic(client, topic)))
 
@@ -261,7 +261,7 @@ def _show(schema: pb.GetSchemaResponse) -> None:
     print_line(text_of(schema.schema_definition))
 
 
-def _show_topic(session: Session, topic: str, binding: pb.GetTopicSchemaConfigResponse) -> None:
+def _show_topic(session: AdminSession, topic: str, binding: pb.GetTopicSchemaConfigResponse) -> None:
     payloads = "payloads are validated" if binding.enable_payload_validation else "payloads are not looked at"
     session.answer(
         binding,

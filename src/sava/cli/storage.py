@@ -25,7 +25,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from sava import config as settings
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_ADMIN, Session, auth_from_environment, command, run_to_end
+from sava.cli.connection import DEFAULT_ADMIN, AdminSession, auth_from_environment, command, run_to_end
 from sava.cli.messages import Printer, instant
 from sava.cli.output import Format, Output, RawFormat, plain_console, print_json, print_line, print_table
 from sava.config import Auth
@@ -135,7 +135,7 @@ def dump(
 
 @command(app)
 def hold(
-    session: Session,
+    session: AdminSession,
     minutes: Annotated[float, typer.Option(min=0.1, help="It ends by itself after this long.")] = 60,
 ) -> None:
     """Keep all segments, so that copies of metadata and objects fit together.
@@ -153,7 +153,7 @@ def hold(
 
 
 @command(app)
-def release(session: Session) -> None:
+def release(session: AdminSession) -> None:
     """End a hold. Repeating it is harmless."""
     was_held = bool(session.ask(pb.DeleteRequest(key=HOLD)).prev)
     if session.is_json:

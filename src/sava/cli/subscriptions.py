@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sava.cli.connection import Session, command
+from sava.cli.connection import AdminSession, command
 from sava.cli.messages import (
     POSITION_FORMS,
     chosen_position,
@@ -33,13 +33,13 @@ class Type(StrEnum):
 
 
 @command(app, "list")
-def list_(session: Session, topic: Topic) -> None:
+def list_(session: AdminSession, topic: Topic) -> None:
     """List the subscriptions of TOPIC, of a partitioned one over all its partitions."""
     session.show_list(session.ask(pb.DescribeTopicRequest(name=topic)).subscriptions, **COLUMNS)
 
 
 @command(app)
-def describe(session: Session, topic: Topic, subscription: Subscription) -> None:
+def describe(session: AdminSession, topic: Topic, subscription: Subscription) -> None:
     """Show the position, consumers and policy of SUBSCRIPTION."""
     request = pb.DescribeSubscriptionRequest(topic=topic, subscription=subscription)
     _show(session, session.ask(request))
@@ -47,7 +47,7 @@ def describe(session: Session, topic: Topic, subscription: Subscription) -> None
 
 @command(app)
 def create(
-    session: Session,
+    session: AdminSession,
     topic: Topic,
     subscription: Subscription,
     type_: Annotated[Type, typer.Option("--type", help="How consumers share the messages.")] = Type.SHARED,
@@ -67,7 +67,7 @@ def create(
 
 
 @command(app)
-def delete(session: Session, topic: Topic, subscription: Subscription) -> None:
+def delete(session: AdminSession, topic: Topic, subscription: Subscription) -> None:
     """Delete SUBSCRIPTION and its position. Its consumers are disconnected; the messages stay."""
     request = pb.DeleteSubscriptionRequest(topic=topic, subscription=subscription)
     session.answer(session.ask(request), f"subscription {subscription} of {topic} deleted")
@@ -75,7 +75,7 @@ def delete(session: Session, topic: Topic, subscription: Subscription) -> None:
 
 @command(app)
 def seek(
-    session: Session,
+    session: AdminSession,
     topic: Topic,
     subscription: Subscription,
     offset: Annotated[int | None, typer.Option("--offset", min=0, help="To this offset.")] = None,
@@ -97,7 +97,7 @@ def seek(
 
 @command(app)
 def configure(
-    session: Session,
+    session: AdminSession,
     topic: Topic,
     subscription: Subscription,
     max_redelivery: Annotated[
@@ -152,7 +152,7 @@ def configure(
     _show(session, session.ask(request))
 
 
-def _show(session: Session, described: pb.SubscriptionDescription) -> None:
+def _show(session: AdminSession, described: pb.SubscriptionDescription) -> None:
     fields = as_dict(described)
     if session.is_json:
         print_json(fields)

@@ -12,7 +12,7 @@ import typer
 
 from sava.api.admin_client import AdminClient
 from sava.cli import subscriptions
-from sava.cli.connection import DEFAULT_SERVICE, ServiceOption, Session, command, id_of
+from sava.cli.connection import DEFAULT_SERVICE, AdminSession, ServiceOption, command, id_of
 from sava.cli.messages import instant, parse_position, parse_time
 from sava.cli.output import (
     RawFormat,
@@ -68,13 +68,13 @@ _CLEAR: Final = typer.Option(
 
 
 def with_limits(
-    work: Callable[[Session, str, pb.Policy, list[str]], None],
+    work: Callable[[AdminSession, str, pb.Policy, list[str]], None],
 ) -> Callable[..., None]:
     """A command about what its one argument names, with an option for each limit. ``work`` is given the
     limits to set, and the names of those to clear."""
     session, name, *_ = inspect.signature(work, eval_str=True).parameters.values()
 
-    def limited(session: Session, **given: Any) -> None:
+    def limited(session: AdminSession, **given: Any) -> None:
         work(session, given[name.name], *_change(given))
 
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -124,7 +124,7 @@ def _show_limits(described: pb.TopicDescription | pb.NamespaceDescription) -> No
 
 @command(app)
 def create(
-    session: Session,
+    session: AdminSession,
     name: Name,
     partitions: Annotated[
         int,
@@ -158,7 +158,7 @@ def create(
 
 @command(app, "list")
 def list_(
-    session: Session,
+    session: AdminSession,
     namespace: Annotated[str, typer.Argument(metavar="[NAMESPACE]", help="Only topics of this one.")] = "",
 ) -> None:
     """List the topics of the cluster, or of one namespace."""
@@ -173,7 +173,7 @@ def list_(
 
 
 @command(app)
-def describe(session: Session, name: Name) -> None:
+def describe(session: AdminSession, name: Name) -> None:
     """Show a topic: offsets, producers, subscriptions, limits; a partitioned one over all partitions."""
 
     async def ask(client: AdminClient) -> tuple[pb.TopicDescription, list[pb.TopicDescription]]:
@@ -189,7 +189,7 @@ def describe(session: Session, name: Name) -> None:
 
 @command(app)
 def delete(
-    session: Session,
+    session: AdminSession,
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, also on a terminal.")] = False,
 ) -> None:
@@ -201,7 +201,7 @@ def delete(
 
 @command(app)
 def partitions(
-    session: Session,
+    session: AdminSession,
     name: Name,
     grow: Annotated[
         int, typer.Option("--grow", min=0, metavar="N", help="First make it N partitions; never fewer.")
@@ -222,7 +222,7 @@ def partitions(
 
 @command(app)
 def unload(
-    session: Session,
+    session: AdminSession,
     name: Name,
     to: Annotated[
         str,
@@ -270,7 +270,7 @@ def unload(
 
 @command(app)
 @with_limits
-def set_policy(session: Session, name: Name, policy: pb.Policy, clear: list[str]) -> None:
+def set_policy(session: AdminSession, name: Name, policy: pb.Policy, clear: list[str]) -> None:
     """Set limits of one topic, instead of its namespace's. 0 means no limit."""
     described = session.ask(pb.SetTopicPolicyRequest(name=name, policy=policy, clear=clear))
     if session.is_json:
@@ -281,7 +281,7 @@ def set_policy(session: Session, name: Name, policy: pb.Policy, clear: list[str]
 
 @command(app)
 def peek(
-    session: Session,
+    session: AdminSession,
     name: Name,
     start: Annotated[
         str,
@@ -371,7 +371,7 @@ class NamespaceTaken(CallerError):
 
 @command(namespaces_app, "create")
 def create_namespace(
-    session: Session,
+    session: AdminSession,
     namespace: Namespace,
     if_absent: Annotated[
         bool, typer.Option("--if-absent", help="A namespace that exists already is no error.")
@@ -386,7 +386,7 @@ def create_namespace(
 
 
 @command(namespaces_app, "list")
-def list_namespaces(session: Session) -> None:
+def list_namespaces(session: AdminSession) -> None:
     """List the namespaces."""
     response = session.ask(pb.ListNamespacesRequest())
     if session.is_json:
@@ -396,19 +396,19 @@ def list_namespaces(session: Session) -> None:
 
 
 @command(namespaces_app, "describe")
-def describe_namespace(session: Session, namespace: Namespace) -> None:
+def describe_namespace(session: AdminSession, namespace: Namespace) -> None:
     """Show NAMESPACE: how many topics it has, and its limits."""
     _show_namespace(session, session.ask(pb.DescribeNamespaceRequest(namespace=namespace)))
 
 
 @command(namespaces_app)
-def topics(session: Session, namespace: Namespace) -> None:
+def topics(session: AdminSession, namespace: Namespace) -> None:
     """List the topics of NAMESPACE."""
     list_(session, namespace)
 
 
 @command(namespaces_app)
-def policies(session: Session, namespace: Namespace) -> None:
+def policies(session: AdminSession, namespace: Namespace) -> None:
     """Show the limits of NAMESPACE: what it sets itself, and what holds."""
     description = session.ask(pb.DescribeNamespaceRequest(namespace=namespace))
     if session.is_json:
@@ -420,20 +420,22 @@ def policies(session: Session, namespace: Namespace) -> None:
 
 @command(namespaces_app, "set-policy")
 @with_limits
-def set_namespace_policy(session: Session, namespace: Namespace, policy: pb.Policy, clear: list[str]) -> None:
+def set_namespace_policy(
+    session: AdminSession, namespace: Namespace, policy: pb.Policy, clear: list[str]
+) -> None:
     """Set limits of NAMESPACE. They hold for its topics unless these have their own; 0 means no limit."""
     request = pb.SetNamespacePolicyRequest(namespace=namespace, policy=policy, clear=clear)
     _show_namespace(session, session.ask(request))
 
 
 @command(namespaces_app, "delete")
-def delete_namespace(session: Session, namespace: Namespace) -> None:
+def delete_namespace(session: AdminSession, namespace: Namespace) -> None:
     """Delete NAMESPACE. Refused while it has topics."""
     response = session.ask(pb.DeleteNamespaceRequest(namespace=namespace))
     session.answer(response, f"namespace {namespace} deleted")
 
 
-def _show_namespace(session: Session, description: pb.NamespaceDescription) -> None:
+def _show_namespace(session: AdminSession, description: pb.NamespaceDescription) -> None:
     if session.is_json:
         print_json(as_dict(description))
         return

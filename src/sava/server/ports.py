@@ -11,8 +11,7 @@ from sava.api import danube
 from sava.api.admin.brokers import BrokersService
 from sava.api.admin.cluster import ClusterService, DoctorService, MetaService
 from sava.api.admin.ledgers import LedgersService
-from sava.api.admin.pipelines import PipelinesService
-from sava.api.admin.replication import ReplicationService
+from sava.api.admin.replication import PipelinesService, ReplicationService
 from sava.api.admin.topics import NamespacesService, SubscriptionsService, TopicsService
 from sava.api.replica import ReplicaService
 from sava.api.streams import StreamsService

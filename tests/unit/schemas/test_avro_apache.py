@@ -1,8 +1,9 @@
 """Sava's verdict on pairs of Avro schemas beside that of Apache's own checker (``avro.compatibility``).
 
-Sava keeps a comparison of its own because Apache's differs where Sava's is right; each difference has a test
-here. Everywhere else both must agree, which pairs at random check. When one of the tests of a difference
-fails after an update of ``avro``, Apache has mended it, and Sava's comparison is worth another look.
+Sava keeps a reader and a comparison of its own because Apache's differ where Sava's are right; each
+difference has a test here. Everywhere else both must agree, which pairs at random check. When one of the
+tests of a difference fails after an update of ``avro``, Apache has mended it, and Sava's comparison is worth
+another look.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 from random import Random
 from typing import Any
 
+import pytest
 from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
+from avro.errors import AvroException
 from avro.schema import parse
 
 from sava.schemas import avro
@@ -215,3 +218,31 @@ def test_apache_does_not_compare_logical_types() -> None:
     millis = {"type": "long", "logicalType": "timestamp-millis"}
     assert apache_says(micros, millis)
     assert not sava_says(micros, millis)
+
+
+def is_read_by_apache(schema: Any) -> bool:
+    try:
+        parse(json.dumps(schema))
+    except AvroException:
+        return False
+    return True
+
+
+@pytest.mark.filterwarnings("ignore::avro.errors.AvroWarning")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        record(field("a", "int", default="x"), name="A"),
+        record(field("a", "int", default=1 << 40), name="A"),
+        record(field("a", []), name="A"),
+        record(name="A", aliases=[3]),
+        {"type": "enum", "name": "E", "symbols": []},
+        {"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 3},
+        {"type": "array", "items": "null"},
+    ],
+    ids=["default", "large default", "union", "alias", "enum", "decimal", "array"],
+)
+def test_apache_reads_schemas_that_no_value_or_not_every_value_fits(schema: Any) -> None:
+    """Wrong defaults fail at the first reader that needs them, and ten bytes may hold any number of nulls."""
+    assert is_read_by_apache(schema)
+    assert not is_valid(schema)

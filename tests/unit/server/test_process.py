@@ -68,6 +68,9 @@ async def test_a_hand_over_that_hangs_does_not_keep_the_broker_from_stopping() -
 
 async def test_a_hand_over_that_fails_does_not_keep_the_broker_from_stopping() -> None:
     class Failing:
+        def __init__(self) -> None:
+            self.parts = self
+
         async def leave(self) -> None:
             raise RuntimeError("a bug")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import sava
 from sava.api.admin.brokers import CONFIRM_S, unconfirmed
@@ -35,9 +35,6 @@ from sava.raft.core import PeerStatus, Status
 from sava.raft.types import MembershipRefused, NodeId
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.objectstore import ObjectStore, Probed, probe
-
-if TYPE_CHECKING:  # api.http shows the metrics of the Danube services, which need this module
-    pass
 
 # ruff: noqa: N802 (gRPC names the methods)
 
@@ -184,26 +181,15 @@ def _role(core: Status, node: NodeId) -> str:
 
 
 def key_value(kv: c.KeyValue | None) -> pb.KeyValue | None:
-    if kv is None:
-        return None
-    return pb.KeyValue(
-        key=kv.key,
-        value=kv.value,
-        create_revision=kv.create_revision,
-        mod_revision=kv.mod_revision,
-        version=kv.version,
-        lease=kv.lease,
-    )
+    return None if kv is None else to_message(pb.KeyValue, kv)
 
 
 def key_values(kvs: Iterable[c.KeyValue]) -> list[pb.KeyValue]:
-    return [converted for kv in kvs if (converted := key_value(kv)) is not None]
+    return [to_message(pb.KeyValue, kv) for kv in kvs]
 
 
 def event(change: c.Event) -> pb.Event:
-    return pb.Event(
-        revision=change.revision, key=change.key, kv=key_value(change.kv), prev=key_value(change.prev)
-    )
+    return to_message(pb.Event, change, kv=key_value(change.kv), prev=key_value(change.prev))
 
 
 def operation(message: pb.Operation) -> c.Operation:

@@ -271,10 +271,6 @@ def changed_policy(policy: NamespacePolicy, change: pb.Policy, clear: Iterable[s
     return msgspec.structs.replace(policy, **limits)
 
 
-def failure_policy_message(policy: FailurePolicy) -> pb.FailurePolicy:
-    return to_message(pb.FailurePolicy, policy)
-
-
 def changed_failure_policy(policy: FailurePolicy, change: pb.FailurePolicy) -> FailurePolicy:
     """Raises MessageInvalid."""
     fields = {field.name: value for field, value in change.ListFields()}
@@ -434,7 +430,7 @@ async def _stored_subscriptions(name: TopicName, local: LocalView) -> list[pb.Su
                     topic=str(name),
                     subscription=subscription,
                     type=_type(subscription, spec.type),
-                    failure_policy=failure_policy_message(spec.failure_policy),
+                    failure_policy=to_message(pb.FailurePolicy, spec.failure_policy),
                     max_unacked_messages=spec.max_unacked_messages,
                 )
             case [subscription, "cursor"] if subscription in found:
@@ -492,7 +488,7 @@ def _subscription(topic: TopicName, subscription: AnySubscription) -> pb.Subscri
         cursor=subscription.cursor_offset,
         backlog=subscription.backlog,
         blocked_offsets=[offset for blocked in stats.blocked_offsets for offset in blocked],
-        failure_policy=failure_policy_message(spec.failure_policy),
+        failure_policy=to_message(pb.FailurePolicy, spec.failure_policy),
         max_unacked_messages=spec.max_unacked_messages,
     )
 

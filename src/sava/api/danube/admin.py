@@ -39,6 +39,7 @@ from sava.api.admin.descriptions import (
 )
 from sava.api.admin.topics import Unloading
 from sava.api.danube.wire import required, topic_name, unimplemented
+from sava.api.messages import from_message, to_message
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
 from sava.cluster.rebalancer import PlannedMove, Rebalanced
@@ -131,23 +132,15 @@ class BrokerAdmin(rpc.BrokerAdminServicer):
         self, request: pb.ClusterBalanceRequest, context: Any
     ) -> pb.ClusterBalanceResponse:
         balance = self._controller.balance()
-        return pb.ClusterBalanceResponse(
-            coefficient_of_variation=balance.coefficient_of_variation,
-            mean_load=balance.mean_load,
-            max_load=balance.max_load,
-            min_load=balance.min_load,
-            std_deviation=balance.std_deviation,
-            broker_count=len(balance.brokers),
-            brokers=[
-                pb.BrokerLoadInfo(
-                    broker_id=each.broker,
-                    load=each.load,
-                    topic_count=each.topics,
-                    is_overloaded=each.is_overloaded,
-                    is_underloaded=each.is_underloaded,
-                )
-                for each in balance.brokers
-            ],
+        brokers = [
+            to_message(pb.BrokerLoadInfo, each, broker_id=each.broker, topic_count=each.topics)
+            for each in balance.brokers
+        ]
+        return to_message(
+            pb.ClusterBalanceResponse,
+            balance,
+            broker_count=len(brokers),
+            brokers=brokers,
             assignment_strategy=balance.strategy,
         )
 
@@ -213,14 +206,8 @@ def _url(registration: Registration, address: str) -> str:
 
 
 def _unloaded(status: DrainStatus, *, started: bool) -> pb.UnloadBrokerResponse:
-    return pb.UnloadBrokerResponse(
-        started=started,
-        total=status.total,
-        succeeded=status.succeeded,
-        failed=status.failed,
-        pending=status.pending,
-        failed_topics=map(str, status.failed_topics),
-    )
+    failed = map(str, status.failed_topics)
+    return to_message(pb.UnloadBrokerResponse, status, started=started, failed_topics=failed)
 
 
 def _outcome(dry_run: bool, done: Rebalanced) -> str:
@@ -616,23 +603,15 @@ def policy_from(message: pb.SubscriptionFailurePolicy) -> FailurePolicy:
     dead_letter_topic = message.dead_letter_topic if message.HasField("dead_letter_topic") else ""
     if dead_letter_topic:
         topic_name(dead_letter_topic)
-    return FailurePolicy(
-        max_redelivery_count=message.max_redelivery_count,
-        ack_timeout_ms=message.ack_timeout_ms,
-        base_redelivery_delay_ms=message.base_redelivery_delay_ms,
-        max_redelivery_delay_ms=message.max_redelivery_delay_ms,
-        backoff=backoff,
-        poison=poison,
-        dead_letter_topic=dead_letter_topic,
+    return from_message(
+        FailurePolicy, message, backoff=backoff, poison=poison, dead_letter_topic=dead_letter_topic
     )
 
 
 def policy_to(policy: FailurePolicy) -> pb.SubscriptionFailurePolicy:
-    return pb.SubscriptionFailurePolicy(
-        max_redelivery_count=policy.max_redelivery_count,
-        ack_timeout_ms=policy.ack_timeout_ms,
-        base_redelivery_delay_ms=policy.base_redelivery_delay_ms,
-        max_redelivery_delay_ms=policy.max_redelivery_delay_ms,
+    return to_message(
+        pb.SubscriptionFailurePolicy,
+        policy,
         backoff_strategy=_BACKOFF_NUMBERS[policy.backoff],
         poison_policy=_POISON_NUMBERS[policy.poison],
         dead_letter_topic=policy.dead_letter_topic or None,

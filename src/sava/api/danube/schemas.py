@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from sava.api.danube.wire import required, topic_name
+from sava.api.messages import to_message
 from sava.proto import danube_schema_pb2 as pb
 from sava.proto import danube_schema_pb2_grpc as rpc
 from sava.schemas.errors import VersionInUse
@@ -45,12 +46,7 @@ class SchemaService(rpc.SchemaRegistryServicer):
             created_by=request.created_by,
             tags=tuple(request.tags),
         )
-        return pb.RegisterSchemaResponse(
-            schema_id=registered.schema_id,
-            version=registered.version,
-            is_new_version=registered.is_new_version,
-            fingerprint=registered.fingerprint,
-        )
+        return to_message(pb.RegisterSchemaResponse, registered)
 
     async def GetSchema(self, request: pb.GetSchemaRequest, context: Any) -> pb.GetSchemaResponse:
         version = request.version if request.HasField("version") else None
@@ -63,14 +59,7 @@ class SchemaService(rpc.SchemaRegistryServicer):
         versions = await self._schemas.versions(required(request.subject, "subject"))
         return pb.ListVersionsResponse(
             versions=[
-                pb.SchemaVersionInfo(
-                    version=each.version,
-                    created_at=each.created_ms // 1000,
-                    created_by=each.created_by,
-                    description=each.description,
-                    fingerprint=each.fingerprint,
-                    schema_id=each.schema_id,
-                )
+                to_message(pb.SchemaVersionInfo, each, created_at=each.created_ms // 1000)
                 for each in versions
             ]
         )
@@ -78,13 +67,12 @@ class SchemaService(rpc.SchemaRegistryServicer):
     async def ListSubjects(self, request: pb.ListSubjectsRequest, context: Any) -> pb.ListSubjectsResponse:
         return pb.ListSubjectsResponse(
             subjects=[
-                pb.SubjectSummary(
-                    subject=each.subject,
+                to_message(
+                    pb.SubjectSummary,
+                    each,
                     schema_type=each.type,
                     latest_version=each.latest,
                     compatibility_mode=each.mode,
-                    schema_id=each.schema_id,
-                    tags=each.tags,
                 )
                 for each in await self._schemas.subjects()
             ]
@@ -166,16 +154,11 @@ class SchemaService(rpc.SchemaRegistryServicer):
 
 
 def _schema(schema: SchemaVersion) -> pb.GetSchemaResponse:
-    return pb.GetSchemaResponse(
-        schema_id=schema.schema_id,
-        version=schema.version,
-        subject=schema.subject,
+    return to_message(
+        pb.GetSchemaResponse,
+        schema,
         schema_type=schema.type,
         schema_definition=schema.definition,
-        description=schema.description,
         created_at=schema.created_ms // 1000,
-        created_by=schema.created_by,
-        tags=schema.tags,
-        fingerprint=schema.fingerprint,
         compatibility_mode=schema.mode,
     )
