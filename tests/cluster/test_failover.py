@@ -24,10 +24,10 @@ import pytest
 from sava.errors import SavaError
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
-from tests.support.brokers import BrokerProcess, until
+from tests.support.brokers import BrokerProcess
 from tests.support.long import only_long
 from tests.support.network import LEDGERS, RAFT
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 ROW_S = 300.0
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from sava.client import Client
-from tests.support.brokers import BrokerProcess, Brokers, until
-from tests.support.waiting import PATIENCE_S
+from tests.support.brokers import BrokerProcess, Brokers
+from tests.support.waiting import PATIENCE_S, until
 
 PAUSE_S = 0.02
 LEAVE_S = 5.0

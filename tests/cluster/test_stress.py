@@ -21,9 +21,9 @@ from sava.proto import topics_admin_pb2 as pb
 from tests.cluster.trapped import TrappedBrokers
 from tests.cluster.workload import Workload
 from tests.compat.programs import Program
-from tests.support.brokers import BrokerProcess, Brokers, until
+from tests.support.brokers import BrokerProcess, Brokers
 from tests.support.long import IS_LONG, only_long
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 MOVES = 200 if IS_LONG else 15
 DRAINED = 200 if IS_LONG else 40

@@ -16,8 +16,9 @@ import pytest
 
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
-from tests.support.brokers import BrokerProcess, until
+from tests.support.brokers import BrokerProcess
 from tests.support.long import IS_LONG
+from tests.support.waiting import until
 
 BUSY_S = 30.0 if IS_LONG else 5.0
 LEASE: dict[str, object] = {"registration_ttl_ms": 600_000}

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from sava.client import Client
-from tests.support.brokers import Standalone, sava, until
+from tests.support.brokers import Standalone, sava
 from tests.support.long import IS_LONG, only_long
 from tests.support.processes import PIPE, Child, start_child, start_sava
+from tests.support.waiting import until
 
 
 @pytest.fixture

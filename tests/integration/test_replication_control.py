@@ -15,9 +15,10 @@ import pytest
 from sava.errors import SavaError
 from sava.proto import replication_pb2 as pb
 from sava.proto import topics_admin_pb2
-from tests.support.brokers import Standalone, sava, until
+from tests.support.brokers import Standalone, sava
 from tests.support.network import free_ports
 from tests.support.replication import Side
+from tests.support.waiting import until
 
 STRICT = {"SAVA__REPLICATION__PARTITION_MISMATCH_POLICY": "strict"}
 

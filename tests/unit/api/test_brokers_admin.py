@@ -31,9 +31,8 @@ from sava.topics.names import TopicName
 from sava.topics.ownership import WrongState
 from sava.topics.specs import OwnershipState
 from tests.compat.raw import refused
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.api.site import BrokerAt, Site, members
-from tests.unit.cluster.fakes import until
 
 ORDERS = TopicName("default", "orders")
 SINGLE_BROKER = (

@@ -138,7 +138,7 @@ async def test_a_stream_goes_on_when_its_topic_moves_away_comes_back_and_moves_o
     fleet.give(1, counting(0, 2))
     moves = [asyncio.Event() for _ in range(3)]
 
-    def until(move: asyncio.Event, start: int) -> Callable[[Any], Awaitable[None]]:
+    def reading_until(move: asyncio.Event, start: int) -> Callable[[Any], Awaitable[None]]:
         async def serves(write: Any) -> None:
             await write(pb.StreamMessage(request_id=start))
             await move.wait()
@@ -146,11 +146,11 @@ async def test_a_stream_goes_on_when_its_topic_moves_away_comes_back_and_moves_o
 
         return serves
 
-    fleet.give(1, until(moves[0], 0))
+    fleet.give(1, reading_until(moves[0], 0))
     call = fleet.receive(1)
     assert await take(call, 1) == [0]
     for turn, owner in enumerate((2, 3)):
-        fleet.give(owner, until(moves[turn + 1], turn + 1))
+        fleet.give(owner, reading_until(moves[turn + 1], turn + 1))
         moves[turn].set()
         assert await take(call, 1) == [turn + 1]
     fleet.give(1, counting(3, 1))

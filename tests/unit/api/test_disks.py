@@ -16,7 +16,7 @@ from sava.api.metrics import storage
 from sava.api.metrics.broker import BrokerMetrics
 from sava.api.metrics.storage import Disks
 from sava.config import Config, check
-from tests.support.brokers import until
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState
 from tests.support.storage import contents
 from tests.support.topics import ORDERS, World, publish
-from tests.unit.cluster.fakes import registration, until
+from tests.support.waiting import until
+from tests.unit.cluster.fakes import registration
 
 S = OwnershipState
 

@@ -15,8 +15,8 @@ from sava.errors import SavaError
 from sava.metadata.errors import NotInitialized, Unavailable
 from sava.supervisor import Supervisor
 from sava.topics import specs
-from tests.support.waiting import PATIENCE_S, OwnTime
-from tests.unit.cluster.fakes import FaultyStore, failing, never, registration, until
+from tests.support.waiting import PATIENCE_S, OwnTime, until
+from tests.unit.cluster.fakes import FaultyStore, failing, never, registration
 
 TTL_MS = 1500
 KEY = records.registration_key(1)

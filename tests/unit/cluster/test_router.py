@@ -18,8 +18,8 @@ from sava.topics.errors import TopicMismatch, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
-from tests.support.waiting import FAR_S, PATIENCE_S
-from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, until, write
+from tests.support.waiting import FAR_S, PATIENCE_S, until
+from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, write
 
 S = OwnershipState
 

@@ -19,8 +19,8 @@ from sava.topics.names import TopicName
 from sava.topics.registry import Registry
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.support.memory_store import MemoryStore
-from tests.support.waiting import PATIENCE_S
-from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, until, write
+from tests.support.waiting import PATIENCE_S, until
+from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, write
 
 PARTS = TopicName("default", "parts")
 

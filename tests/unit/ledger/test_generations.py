@@ -32,13 +32,8 @@ from sava.ledger.writer import MirrorOptions
 from sava.storage.commit_queue import NotCommittable
 from sava.tasks import cancelled
 from sava.wal import Disk, DiskFull, File, LocalDisk
-from tests.support.waiting import FAR_S, PATIENCE_S
-from tests.unit.ledger.hosts import (
-    OPTIONS,
-    Host,
-    Hosts,
-    until,
-)
+from tests.support.waiting import FAR_S, PATIENCE_S, until
+from tests.unit.ledger.hosts import OPTIONS, Host, Hosts
 
 
 async def has_all(mirror: Host, owner: Host, end: int) -> None:

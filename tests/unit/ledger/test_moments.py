@@ -15,13 +15,8 @@ from sava.storage.catalog import Catalog
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import TopicKey
 from tests.support.storage import Cluster
-from tests.support.waiting import PATIENCE_S
-from tests.unit.ledger.hosts import (
-    Host,
-    Hosts,
-    batch,
-    until,
-)
+from tests.support.waiting import PATIENCE_S, until
+from tests.unit.ledger.hosts import Host, Hosts, batch
 
 TOPIC = TopicKey("default", "orders", 1)
 

@@ -13,8 +13,8 @@ from sava.ledger.mirror_log import MirrorFiles
 from sava.ledger.protocol import RefusalReason
 from sava.ledger.writer import LedgerWriter, MirrorOptions
 from sava.wal import DiskFull
-from tests.support.waiting import PATIENCE_S
-from tests.unit.ledger.hosts import Host, Hosts, until
+from tests.support.waiting import PATIENCE_S, until
+from tests.unit.ledger.hosts import Host, Hosts
 
 PAIR = MirrorOptions(write_quorum=2, ack_quorum=2)
 """The owner and one mirror, both of which must have a message; the timeout is the default of 5 s."""

@@ -257,7 +257,7 @@ def test_a_leader_whose_disk_takes_nothing_hands_over_to_one_whose_disk_does(tro
 
     leader.disk.set_capacity(None)
     leader.writer.is_held = False
-    world.until(lambda: leader.get("/y") == b"1")
+    world.run_until(lambda: leader.get("/y") == b"1")
     assert leader.failures == []
 
 
@@ -278,7 +278,7 @@ def test_a_leader_hands_over_to_nobody_whose_disk_takes_nothing_either(which: in
         assert leader.status.transferring_to != full.id
         return world.leader_or_none() not in (leader, None)
 
-    world.until(is_deposed)
+    world.run_until(is_deposed)
     assert isinstance(world.answer(stuck), Committed)
 
 

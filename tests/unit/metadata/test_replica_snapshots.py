@@ -189,7 +189,7 @@ def test_a_chunk_with_a_wrong_checksum_is_dropped_and_counted() -> None:
         return True
 
     world.tap = catch
-    world.until(lambda: bool(envelope))
+    world.run_until(lambda: bool(envelope))
     chunk = envelope[0].message
     assert isinstance(chunk, SnapshotChunk)
     bad = msgspec.structs.replace(chunk, data=b"!" + chunk.data[1:])
@@ -273,7 +273,7 @@ def test_a_power_cut_at_any_step_of_an_install_loses_nothing(policy: CrashPolicy
         held = follower.status.last_index
         cut_after(follower, operation)
         try:
-            world.until(partial(agree, leader, follower), 5_000)
+            world.run_until(partial(agree, leader, follower), 5_000)
         except PowerCut:
             cuts += 1
         else:
@@ -282,7 +282,7 @@ def test_a_power_cut_at_any_step_of_an_install_loses_nothing(policy: CrashPolicy
         follower.restart(policy)
         assert follower.status.last_index >= held, "what it had acknowledged is still there"
         seen.add(follower.status.snapshot_index)
-        world.until(partial(agree, leader, follower), 5_000)
+        world.run_until(partial(agree, leader, follower), 5_000)
     assert cuts > 10
     assert len(seen) == 2, "before and after"
 

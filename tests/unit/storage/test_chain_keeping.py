@@ -20,7 +20,7 @@ from sava.storage.source_positions import (
 from sava.storage.types import OriginMark, ProducerState, TopicState
 from tests.support.messages import write
 from tests.support.storage import TOPIC, Cluster, append_each, wake
-from tests.support.topics import until
+from tests.support.waiting import until
 
 CHAIN = CHAIN_BIT | 5
 

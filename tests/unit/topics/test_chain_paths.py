@@ -18,7 +18,7 @@ from sava.wal import DiskFull
 from tests.sim.disk import SimDisk
 from tests.support.copying import Origins
 from tests.support.storage import EAGER, LAZY, TOPIC, Cluster, contents
-from tests.support.topics import until
+from tests.support.waiting import until
 from tests.unit.topics.copies import chain_into
 
 

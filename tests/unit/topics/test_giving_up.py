@@ -34,19 +34,8 @@ from sava.topics.specs import (
     TopicSpec,
 )
 from tests.support.storage import contents
-from tests.support.topics import (
-    GIVEN,
-    ORDERS,
-    SLOW,
-    World,
-    crash,
-    options,
-    publish,
-    ranges,
-    received,
-    until,
-)
-from tests.support.waiting import PATIENCE_S
+from tests.support.topics import GIVEN, ORDERS, SLOW, World, crash, options, publish, ranges, received
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, before, pass_through, refuse
 
 OTHER = TopicName("default", "other")

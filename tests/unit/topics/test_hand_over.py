@@ -38,9 +38,8 @@ from tests.support.topics import (
     publish,
     ranges,
     received,
-    until,
 )
-from tests.support.waiting import FAR_S, PATIENCE_S
+from tests.support.waiting import FAR_S, PATIENCE_S, until
 from tests.unit.storage.faults import BROKEN, FaultyBackend, before, hang, refuse
 
 

@@ -26,16 +26,8 @@ from sava.topics.specs import SubscriptionType
 from sava.topics.topic_schemas import TopicSchemas
 from tests.support.copying import Origins
 from tests.support.storage import contents
-from tests.support.topics import (
-    GIVEN,
-    ORDERS,
-    World,
-    options,
-    publish,
-    received,
-    until,
-)
-from tests.support.waiting import PATIENCE_S
+from tests.support.topics import GIVEN, ORDERS, World, options, publish, received
+from tests.support.waiting import PATIENCE_S, until
 
 OWN = ("sava", "0000000000000001")
 

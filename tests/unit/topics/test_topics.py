@@ -44,18 +44,8 @@ from sava.topics.specs import (
 from sava.topics.topic import Topic
 from tests.support.memory_store import MemoryStore
 from tests.support.storage import EAGER
-from tests.support.topics import (
-    ORDERS,
-    SLOW,
-    World,
-    batch_of,
-    crash,
-    options,
-    publish,
-    ranges,
-    received,
-    until,
-)
+from tests.support.topics import ORDERS, SLOW, World, batch_of, crash, options, publish, ranges, received
+from tests.support.waiting import until
 
 
 @pytest.fixture
