@@ -49,7 +49,7 @@ async def replicate(first: BrokerProcess, second: BrokerProcess, west: Standalon
     assert set_.is_set
 
 
-async def test_any_broker_answers_and_the_next_leader_knows_what_runners_have_reported(
+async def test_any_broker_and_the_next_leader_know_what_runners_reported(
     trio: Brokers, west: Standalone
 ) -> None:
     """A runner has reported once; the leader is killed. Its successor must neither forget the policy nor take

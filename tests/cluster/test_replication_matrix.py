@@ -321,7 +321,7 @@ def check_awaited(source: Source, told: Told, topic: str, row: Row) -> None:
 # -- what happens later ------------------------------------------------------------------------
 
 
-def test_a_topic_that_is_created_under_the_policy_is_created_there_and_copied(creates: Source) -> None:
+def test_a_topic_created_under_the_policy_is_created_there_and_copied(creates: Source) -> None:
     topic = creates.create("later", 3)
     creates.publish(topic, 3)
     creates.settled(topic, "copied", "copied", "copied")
@@ -329,7 +329,7 @@ def test_a_topic_that_is_created_under_the_policy_is_created_there_and_copied(cr
         creates.arrived(name, payloads(name))
 
 
-def test_creating_by_producers_has_nothing_to_do_with_creating_by_replication(waits: Source) -> None:
+def test_creation_by_producers_and_by_replication_are_independent(waits: Source) -> None:
     topic = waits.topic("by-a-producer")
     waits.here.publish(topic, payloads(topic))
     waits.settled(topic, "waiting_remote_topic")
@@ -444,7 +444,7 @@ def test_a_topic_that_is_deleted_there_is_created_again_when_somebody_asks(creat
         creates.arrived(name, payloads(name))
 
 
-def test_a_topic_that_is_deleted_here_leaves_its_copy_and_one_created_anew_comes_behind(
+def test_a_deleted_topic_leaves_its_copy_and_a_new_one_comes_behind(
     creates: Source,
 ) -> None:
     topic = creates.create("deleted-here", 0)

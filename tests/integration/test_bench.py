@@ -300,7 +300,7 @@ async def test_a_terminal_sees_how_far_it_is(broker: Standalone) -> None:
 
 
 @only_long("half a minute, which is how long a message may wait for its receipt")
-async def test_a_run_against_a_broker_that_is_gone_ends_and_tells_of_everything_that_was_due(
+async def test_a_run_against_a_dead_broker_ends_and_reports_all_that_was_due(
     broker: Standalone,
 ) -> None:
     async with running(broker, "produce", "/default/gone", "--rate", "100", "--duration", "10") as process:

@@ -200,8 +200,10 @@ def test_a_mirror_loses_its_page_cache_and_catches_up() -> None:
     story.run_until(lambda: story.world.counts["acked"] > before + 10, "the one that came back counts again")
 
 
-def test_a_mirror_that_leaves_is_replaced_before_it_stops_and_messages_are_acknowledged_meanwhile() -> None:
-    """Schedule: a mirror's broker gets SIGTERM and says that it leaves. The owner takes another disk while
+def test_a_leaving_mirror_is_replaced_before_it_stops() -> None:
+    """Messages are acknowledged meanwhile.
+
+    Schedule: a mirror's broker gets SIGTERM and says that it leaves. The owner takes another disk while
     the mirror still answers. Then the mirror stops, and the owner dies: nothing acknowledged is lost."""
     story = Story(brokers=4)
     leaving = story.mirrors[0]

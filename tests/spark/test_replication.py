@@ -88,7 +88,7 @@ def numbers(name: str, start: int, end: int) -> list[str]:
     return [f"{name} {number}" for number in range(start, end)]
 
 
-def test_a_policy_is_carried_out_by_a_runner_and_by_the_next_one_when_it_is_killed(
+def test_a_killed_runners_policy_is_carried_out_by_the_next_one(
     clusters: Clusters, pipelines: Pipelines, tmp_path: Path, runners: list[RunnerProcess]
 ) -> None:
     east = clusters.east

@@ -297,7 +297,7 @@ def test_whatever_is_killed_each_message_is_copied_once_and_in_order(tmp_path: P
         world.verify(load.published)
 
 
-def test_a_remote_that_is_down_for_longer_than_retention_gets_everything_from_the_runner(
+def test_a_remote_that_is_down_beyond_retention_gets_everything(
     tmp_path: Path,
 ) -> None:
     """A twin that is not replicated shows what retention would have taken."""

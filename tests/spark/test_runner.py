@@ -55,7 +55,7 @@ def _expected(count: int) -> Counter[bytes]:
 
 
 @only_long("two runners, each with its own Spark")
-def test_a_killed_runner_is_followed_by_another_and_nothing_is_lost_or_repeated(
+def test_nothing_is_lost_or_repeated_when_a_runner_is_killed(
     broker: Standalone, pipelines: Pipelines, tmp_path: Path, runners: list[RunnerProcess]
 ) -> None:
     source, target = "/default/runner-in", "/default/runner-out"

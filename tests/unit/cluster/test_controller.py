@@ -91,7 +91,8 @@ def test_what_cannot_be_helped_is_named() -> None:
     assert plan([entry(S.ORPHAN, owner=1)], scene(2, state=WITH_TAIL)).orphans
 
 
-def test_a_move_is_taken_back_after_its_time_and_ten_seconds_by_the_own_clock() -> None:
+def test_a_move_is_taken_back_ten_seconds_after_its_time() -> None:
+    """By the controller's own clock."""
     sightings = Sightings()
     seen = entry(S.MOVING, owner=1, target=2, timeout_ms=5000)
     first = plan([seen], scene(1, 2, now=100.0, sightings=sightings))
@@ -104,7 +105,7 @@ def test_a_move_is_taken_back_after_its_time_and_ten_seconds_by_the_own_clock() 
     assert "15 s" in decision.record.error
 
 
-def test_a_topic_that_could_not_be_served_is_assigned_again_later_and_later() -> None:
+def test_a_topic_that_cannot_be_served_is_assigned_later_and_later() -> None:
     assert [wait_after(failures) for failures in (0, 1, 2, 3)] == [0.0, 0.2, 0.4, 0.8]
     assert wait_after(50) == 30.0
     sightings = Sightings()
@@ -251,7 +252,7 @@ async def test_only_the_leader_decides_and_a_deposed_one_decides_nothing() -> No
         await w.served([topic(1)])
 
 
-async def test_a_new_term_begins_with_a_look_at_everything_and_with_deletions_to_finish() -> None:
+async def test_a_new_term_looks_at_everything_and_finishes_deletions() -> None:
     async with world() as w:
         await w.add(1)
         await w.create([topic(1)])
@@ -278,7 +279,7 @@ async def test_a_topic_that_is_deleted_and_created_again_is_assigned_again() -> 
 # -- many ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_look_at_ten_thousand_topics_is_short_and_a_burst_of_a_thousand_more_too() -> None:
+async def test_a_pass_over_ten_thousand_topics_is_short_and_so_is_a_burst() -> None:
     async with world() as w:
         for broker in (1, 2, 3):
             lease = await w.store.grant_lease(600_000)
@@ -303,7 +304,7 @@ async def test_a_look_at_ten_thousand_topics_is_short_and_a_burst_of_a_thousand_
         assert burst < 5.0
 
 
-async def test_when_a_broker_with_a_thousand_topics_dies_all_are_served_elsewhere() -> None:
+async def test_a_thousand_topics_of_a_dead_broker_are_served_elsewhere() -> None:
     names = [topic(index) for index in range(1000)]
     async with world() as w:
         await w.add(1)
@@ -407,7 +408,7 @@ async def test_a_topic_that_changed_does_not_hold_up_the_others() -> None:
         assert w.record(names[50]).epoch == 9
 
 
-async def test_an_owner_that_came_back_between_the_look_and_the_write_is_not_gone() -> None:
+async def test_an_owner_that_came_back_before_the_write_is_not_gone() -> None:
     async with world(leads=False) as w:
         key = specs.ownership_key(topic(1))
         await w.create([topic(1)])

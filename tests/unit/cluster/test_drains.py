@@ -96,7 +96,7 @@ async def test_a_dry_run_says_what_would_move() -> None:
         assert w.view.mode(1).mode is Mode.ACTIVE
 
 
-async def test_namespaces_that_are_left_out_stay_and_so_the_broker_is_not_drained() -> None:
+async def test_a_broker_with_namespaces_left_out_is_not_drained() -> None:
     audit = TopicName("system", "audit")
     async with world() as w:
         await all_at_broker_1(w, [*NAMES, audit])
@@ -247,8 +247,10 @@ async def test_of_two_brokers_that_are_drained_at_once_one_stays() -> None:
         assert sorted(isinstance(result, MoveRefused) for result in results) == [False, True]
 
 
-async def test_the_topics_of_a_broker_that_leaves_go_to_others_and_none_come_to_it() -> None:
-    """SIGTERM ─▶ its registration says that it leaves ─▶ the leader moves its topics. No mode is written: the
+async def test_the_topics_of_a_leaving_broker_go_to_others() -> None:
+    """None come to it.
+
+    SIGTERM ─▶ its registration says that it leaves ─▶ the leader moves its topics. No mode is written: the
     next life of the broker is an active one."""
     async with world() as w:
         await all_at_broker_1(w)

@@ -104,7 +104,7 @@ async def test_an_owner_that_cannot_hand_over_keeps_the_topic_and_says_why() -> 
         await w.served([topic(1)])
 
 
-async def test_a_move_does_not_begin_while_the_store_of_the_owner_takes_no_writes() -> None:
+async def test_a_move_waits_while_the_owners_store_takes_no_writes() -> None:
     """The leader asks the owner before it writes *moving*: an owner that cannot upload is not asked to hold
     its publishers."""
     async with world() as w:

@@ -195,7 +195,7 @@ async def test_a_broker_that_came_back_keeps_what_its_disk_has(story: Story) -> 
     assert not (await story.state()).sealed
 
 
-async def test_a_broker_that_came_back_with_another_disk_gets_its_topics_from_mirrors(story: Story) -> None:
+async def test_a_broker_back_with_another_disk_gets_its_topics_from_mirrors(story: Story) -> None:
     story.disks.lose(OWNER)
     await story.register(1, "another-disk-of-1")
     await story.until_removed()

@@ -132,7 +132,7 @@ async def test_a_position_behind_a_tail_is_carried_by(
         assert is_sealed or log.chains.settled(CHAIN).kept == 10
 
 
-async def test_a_link_without_messages_is_refused_by_a_topic_that_is_closed_or_fenced(
+async def test_a_closed_or_fenced_topic_refuses_a_position_without_messages(
     cluster: Cluster,
 ) -> None:
     async with cluster.broker() as broker:

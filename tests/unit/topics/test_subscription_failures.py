@@ -191,7 +191,7 @@ async def test_drop_acks_and_counts() -> None:
     await subscription.close(CLOSED)
 
 
-async def test_a_dead_letter_keeps_what_the_message_had_and_says_where_it_is_from() -> None:
+async def test_a_dead_letter_keeps_the_message_and_says_where_it_is_from() -> None:
     log, letters = MemoryLog(), Letters()
     log.append(
         RecordBatch.encode(
@@ -260,7 +260,7 @@ async def test_dead_letters_wait_for_their_topic_and_hold_up_nobody() -> None:
 @pytest.mark.parametrize(
     "error", [TopicUnknown("/default/bad"), OSError("no route"), KeyError("an error that no rule names")]
 )
-async def test_an_error_of_the_dead_letter_topic_is_visible_and_a_new_policy_is_tried_at_once(
+async def test_an_error_of_the_dead_letter_topic_shows_and_a_new_policy_runs(
     error: Exception,
 ) -> None:
     log, letters = MemoryLog(), Letters()

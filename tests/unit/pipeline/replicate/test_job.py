@@ -423,7 +423,8 @@ def test_a_remote_that_does_not_answer_is_visited_again(world: World) -> None:
     world.copied()
 
 
-def test_a_subscription_that_cannot_be_copied_is_reported_and_keeps_no_message(world: World) -> None:
+def test_a_subscription_that_cannot_be_copied_is_reported(world: World) -> None:
+    """It keeps no message from retention."""
     world.cluster.link.topics[0].policy.subscriptions.append("billing")
     world.remote.acks_failure = Refused("the topic has 1 subscription, and may have 1")
     world.start()
