@@ -32,6 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,9 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from sava.pipeline import cluster
-from tests.support.leftovers import sweep_after_this_process
+from tests.support.leftovers import sweep_after_this_process, wait_for_the_last
 from tests.support.long import IS_LONG
+from tests.support.processes import stop_server
 
 TESTS = Path(__file__).parent
 
@@ -74,8 +76,32 @@ def pytest_configure() -> None:
     sweep_after_this_process()
 
 
+def pytest_unconfigure() -> None:
+    stop_server()
+    # It watches what Python's executors share, and outlives a process that ends without ``atexit``.
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+    wait_for_the_last()
+
+
+LONG_FILES = (
+    "cluster/test_failover.py",
+    "unit/ledger/test_generations.py",
+    "unit/ledger/test_failover.py",
+    "unit/client/test_silent_broker.py",
+    "unit/pipeline/replicate/test_job.py",
+    "unit/cli/test_streams.py",
+    "unit/ledger/test_silent_mirrors.py",
+    "unit/cluster/test_registration.py",
+)
+"""Files that take 15 seconds and more come before the others of their kind: none of them is the last one."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: ORDER.index(item.path.relative_to(TESTS).parts[0]))
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        path = item.path.relative_to(TESTS)
+        return ORDER.index(path.parts[0]), path.as_posix() not in LONG_FILES
+
+    items.sort(key=place)
 
 
 class _ByFile(LoadScopeScheduling):

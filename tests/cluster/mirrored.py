@@ -11,8 +11,8 @@ from typing import Any
 
 from sava.proto import ledgers_pb2 as pb
 from tests.cluster.trapped import TrappedBrokers
-from tests.support.brokers import CALL_S, BrokerProcess, sava, until
-from tests.support.waiting import PATIENCE_S
+from tests.support.brokers import CALL_S, BrokerProcess, sava
+from tests.support.waiting import PATIENCE_S, until
 
 
 class MirroredBrokers(TrappedBrokers):

@@ -33,7 +33,8 @@ from sava.topics import specs
 from sava.topics.specs import Ownership, OwnershipState
 from sava.wal.disk import LocalDisk
 from tests.cluster.mirrored import MirroredBrokers
-from tests.support.brokers import BrokerProcess, Brokers, until
+from tests.support.brokers import BrokerProcess, Brokers
+from tests.support.waiting import until
 
 PARALLEL: Final = 32
 

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 from tests.cluster.mirrored import MirroredBrokers
-from tests.support.brokers import sava, until
+from tests.support.brokers import sava
+from tests.support.waiting import until
 
 TOPIC = "/default/loaded"
 

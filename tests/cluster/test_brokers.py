@@ -12,8 +12,8 @@ import pytest
 from sava import config
 from sava.client import ClientError
 from tests.cluster.workload import Workload
-from tests.support.brokers import BrokerProcess, Brokers, until
-from tests.support.waiting import PATIENCE_S, OwnTime
+from tests.support.brokers import BrokerProcess, Brokers
+from tests.support.waiting import PATIENCE_S, OwnTime, until
 
 TOPIC = "/default/orders"
 DETECTED_S = 12.0

@@ -12,9 +12,10 @@ import yaml
 
 from sava.errors import SavaError
 from sava.pipeline.cluster import ClusterAccess
-from tests.support.brokers import Brokers, until
+from tests.support.brokers import Brokers
 from tests.support.copying import Several, Site, numbered, payloads
 from tests.support.long import IS_LONG
+from tests.support.waiting import until
 
 TOPIC = "/default/copied"
 MOVES = 30 if IS_LONG else 4

@@ -27,9 +27,9 @@ from sava.proto import topics_admin_pb2 as pb
 from tests.cluster.broker_child import DELETION_STEPS, MOVE_STEPS
 from tests.cluster.trapped import Roles, TrappedBrokers
 from tests.cluster.workload import Workload
-from tests.support.brokers import BrokerProcess, until
+from tests.support.brokers import BrokerProcess
 from tests.support.long import IS_LONG
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 CASE_S = 300.0
 TAIL_UNTIL = MOVE_STEPS.index("after storage sealed")

@@ -11,8 +11,8 @@ import pytest
 
 from sava.errors import SavaError
 from tests.cluster.mirrored import MirroredBrokers
-from tests.support.brokers import BrokerProcess, sava, until
-from tests.support.waiting import PATIENCE_S
+from tests.support.brokers import BrokerProcess, sava
+from tests.support.waiting import PATIENCE_S, until
 
 TOPICS = [f"/default/topic-{number}" for number in range(3)]
 BOUND_S = 20.0

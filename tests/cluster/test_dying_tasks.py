@@ -12,9 +12,9 @@ from sava import config
 from sava.metadata.store import ClusterOperations
 from sava.server import EXIT_FAILED, Broker, raft_address
 from tests.cluster.mortal_child import VARIABLE, strike
-from tests.support.brokers import FAST, BrokerProcess, Brokers, storage_in, until
+from tests.support.brokers import FAST, BrokerProcess, Brokers, storage_in
 from tests.support.network import free_ports
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 ESSENTIAL = ("cluster view", "ledger records", "registration", "agent", "cursors", "uploader")
 REPEATED = (

@@ -24,10 +24,10 @@ import pytest
 from sava.errors import SavaError
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
-from tests.support.brokers import BrokerProcess, until
+from tests.support.brokers import BrokerProcess
 from tests.support.long import only_long
 from tests.support.network import LEDGERS, RAFT
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 ROW_S = 300.0
 
@@ -406,6 +406,6 @@ async def test_whatever_happens_to_one_of_three_nothing_acknowledged_is_lost(tmp
 
 @only_long("five brokers")
 @pytest.mark.timeout(len(OF_FIVE) * ROW_S)
-async def test_whatever_happens_to_two_of_five_nothing_acknowledged_is_lost_unawares(tmp_path: Path) -> None:
+async def test_no_acknowledged_message_is_lost_silently_with_two_of_five_down(tmp_path: Path) -> None:
     async with MirroredBrokers(5, tmp_path) as cluster:
         await run_all(cluster, OF_FIVE)

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.cluster.mirrored import MirroredBrokers
-from tests.support.brokers import Brokers, until
+from tests.support.brokers import Brokers
 from tests.support.clients import ProducingChild
+from tests.support.waiting import until
 
 TOPIC = "/default/orders"
 NAME = "till"

@@ -48,7 +48,7 @@ async def test_topics_are_handed_over_before_a_broker_stops(tmp_path: Path) -> N
             await load.finish()
 
 
-async def test_a_leader_that_stops_lets_another_lead_and_that_one_moves_its_topics(tmp_path: Path) -> None:
+async def test_a_stopping_leader_hands_over_and_its_topics_are_moved(tmp_path: Path) -> None:
     async with MirroredBrokers(3, tmp_path) as cluster:
         await cluster.mirrored()
         for name in NAMES:

@@ -14,8 +14,8 @@ from sava.proto import admin_pb2 as admin
 from sava.proto import ledgers_pb2 as pb
 from tests.cluster.mirrored import MirroredBrokers
 from tests.cluster.workload import Workload
-from tests.support.brokers import BrokerProcess, until
-from tests.support.waiting import PATIENCE_S
+from tests.support.brokers import BrokerProcess
+from tests.support.waiting import PATIENCE_S, until
 
 TOPIC = "/default/mirrored"
 

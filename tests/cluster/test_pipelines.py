@@ -9,7 +9,8 @@ from pathlib import Path
 from sava.pipeline.runner.control import AdminRunnerControl
 from sava.pipeline.runner.runner import PipelineRunner
 from sava.proto import pipelines_pb2 as pb
-from tests.support.brokers import Brokers, until
+from tests.support.brokers import Brokers
+from tests.support.waiting import until
 from tests.unit.pipeline.runner.fakes import FakeKind
 
 TTL_S = 30.0

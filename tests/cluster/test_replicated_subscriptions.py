@@ -26,10 +26,9 @@ from sava.proto import replication_pb2 as pb
 from sava.proto import topics_admin_pb2
 from sava.records import Message
 from tests.cluster.sites import NamedBrokers
-from tests.support.brokers import until
 from tests.support.long import IS_LONG, only_long
 from tests.support.replication import LinkProcess, ThreadEngine
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 TOPIC, SUBSCRIPTION = "/default/orders", "group"
 PARTITIONS = 2

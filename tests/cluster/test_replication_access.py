@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sava.proto import replication_pb2 as pb
-from tests.support.brokers import Standalone, until
+from tests.support.brokers import Standalone
 from tests.support.replication import Gate, RunningLink, Side
+from tests.support.waiting import until
 
 ORDERS = "/default/orders"
 SCHEMA = '{"type": "object", "properties": {"number": {"type": "integer"}}}'

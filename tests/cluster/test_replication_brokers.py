@@ -12,9 +12,10 @@ from sava.client.blocking import Client
 from sava.client.errors import ClientError
 from tests.cluster.sites import NamedBrokers
 from tests.spark.runner_process import Pipelines, RunnerProcess
-from tests.support.brokers import BrokerProcess, Standalone, until
+from tests.support.brokers import BrokerProcess, Standalone
 from tests.support.long import only_long
 from tests.support.replication import Side
+from tests.support.waiting import until
 
 LINK = "replicate-west"
 ORDERS = "/default/orders"

@@ -14,8 +14,8 @@ from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.proto import pipelines_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.storage.source_positions import replication_slot
-from tests.support.brokers import BrokerProcess, Brokers, Standalone, until
-from tests.support.waiting import PATIENCE_S
+from tests.support.brokers import BrokerProcess, Brokers, Standalone
+from tests.support.waiting import PATIENCE_S, until
 
 CURSOR = replication_slot("west")
 
@@ -49,7 +49,7 @@ async def replicate(first: BrokerProcess, second: BrokerProcess, west: Standalon
     assert set_.is_set
 
 
-async def test_any_broker_answers_and_the_next_leader_knows_what_runners_have_reported(
+async def test_any_broker_and_the_next_leader_know_what_runners_reported(
     trio: Brokers, west: Standalone
 ) -> None:
     """A runner has reported once; the leader is killed. Its successor must neither forget the policy nor take

@@ -31,7 +31,7 @@ from sava.topics.specs import spec_key
 from tests.support.brokers import Standalone
 from tests.support.long import IS_LONG
 from tests.support.replication import Gate, RunningLink, Side, Told
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 T = TypeVar("T")
 
@@ -154,11 +154,8 @@ class Source:
         found = self.do(self.here.status(topic))
         return found[0] if found else pb.LinkTopic()
 
-    def until(self, condition: Callable[[], bool], what: Callable[[], object]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what()}"
-            time.sleep(0.1)
+    def reached(self, condition: Callable[[], bool], what: Callable[[], object]) -> None:
+        wait_until(condition, what, timeout=WAIT_S, poll_s=0.1)
 
     def settled(self, topic: str, *states: str) -> pb.LinkTopic:
         """Its status, as soon as its partitions are in these states; 'copied': active or idle."""
@@ -167,11 +164,11 @@ class Source:
             shown = {"active": "copied", "idle": "copied"}
             return [shown.get(each.state, each.state) for each in self.status(topic).partitions]
 
-        self.until(lambda: found() == list(states), lambda: (topic, states, self.status(topic)))
+        self.reached(lambda: found() == list(states), lambda: (topic, states, self.status(topic)))
         return self.status(topic)
 
     def arrived(self, name: str, expected: list[str]) -> None:
-        self.until(
+        self.reached(
             lambda: len(self.west.payloads(name)) >= len(expected), lambda: (name, self.west.payloads(name))
         )
         assert self.west.payloads(name) == expected
@@ -283,7 +280,7 @@ def test_what_there_is_decides(world: World, mode: str, row: Row) -> None:
     for number, name in enumerate(parts(topic, there)):
         here = parts(topic, row.here)[number] if number in copied else ""
         source.arrived(name, payloads(here) if here else [])
-    source.until(
+    source.reached(
         lambda: all(source.status(topic).partitions[number].position == COUNT for number in copied),
         lambda: source.status(topic),
     )
@@ -324,7 +321,7 @@ def check_awaited(source: Source, told: Told, topic: str, row: Row) -> None:
 # -- what happens later ------------------------------------------------------------------------
 
 
-def test_a_topic_that_is_created_under_the_policy_is_created_there_and_copied(creates: Source) -> None:
+def test_a_topic_created_under_the_policy_is_created_there_and_copied(creates: Source) -> None:
     topic = creates.create("later", 3)
     creates.publish(topic, 3)
     creates.settled(topic, "copied", "copied", "copied")
@@ -332,7 +329,7 @@ def test_a_topic_that_is_created_under_the_policy_is_created_there_and_copied(cr
         creates.arrived(name, payloads(name))
 
 
-def test_creating_by_producers_has_nothing_to_do_with_creating_by_replication(waits: Source) -> None:
+def test_creation_by_producers_and_by_replication_are_independent(waits: Source) -> None:
     topic = waits.topic("by-a-producer")
     waits.here.publish(topic, payloads(topic))
     waits.settled(topic, "waiting_remote_topic")
@@ -424,7 +421,7 @@ def test_a_topic_that_is_deleted_there_stays_deleted_until_somebody_asks(world: 
 
     # Another one of the same name is somebody else's.
     source.do(source.west.create(topic))
-    source.until(lambda: source.status(topic).partitions[0].backlog == COUNT, lambda: source.status(topic))
+    source.reached(lambda: source.status(topic).partitions[0].backlog == COUNT, lambda: source.status(topic))
     assert source.west.payloads(topic) == []
     assert source.status(topic).partitions[0].state == "remote_deleted"
 
@@ -447,7 +444,7 @@ def test_a_topic_that_is_deleted_there_is_created_again_when_somebody_asks(creat
         creates.arrived(name, payloads(name))
 
 
-def test_a_topic_that_is_deleted_here_leaves_its_copy_and_one_created_anew_comes_behind(
+def test_a_deleted_topic_leaves_its_copy_and_a_new_one_comes_behind(
     creates: Source,
 ) -> None:
     topic = creates.create("deleted-here", 0)
@@ -455,7 +452,7 @@ def test_a_topic_that_is_deleted_here_leaves_its_copy_and_one_created_anew_comes
     creates.settled(topic, "copied")
     creates.arrived(topic, payloads(topic))
     creates.do(creates.here.delete(topic))
-    creates.until(lambda: not creates.status(topic).topic, lambda: "it is not replicated any more")
+    creates.reached(lambda: not creates.status(topic).topic, lambda: "it is not replicated any more")
     creates.do(creates.here.create(topic))
     creates.here.publish(topic, ["anew"])
     creates.arrived(topic, [*payloads(topic), "anew"])
@@ -466,7 +463,7 @@ def test_a_topic_that_is_deleted_here_with_a_backlog_is_forgotten(waits: Source,
     waits.publish(topic, 0)
     waits.settled(topic, "waiting_remote_topic")
     waits.do(waits.here.delete(topic))
-    waits.until(lambda: not waits.status(topic).topic, lambda: "it is not replicated any more")
+    waits.reached(lambda: not waits.status(topic).topic, lambda: "it is not replicated any more")
     waits.do(waits.west.create(topic))
     other = waits.create("after-the-backlog", 0, 0)
     waits.publish(other, 0)
@@ -557,7 +554,7 @@ def test_a_schema_that_the_remote_does_not_take_is_told_until_it_does(
     assert status.next_retry_ms > 0
     creates.do(creates.west.command("schemas", "mode", subject, "none"))
     creates.settled(topic, "copied")
-    creates.until(lambda: len(creates.west.read(topic)) == COUNT + 1, lambda: creates.status(topic))
+    creates.reached(lambda: len(creates.west.read(topic)) == COUNT + 1, lambda: creates.status(topic))
 
 
 def test_subscriptions_are_created_there_also_where_topics_are_not(waits: Source) -> None:
@@ -582,7 +579,7 @@ def test_subscriptions_are_created_there_also_where_topics_are_not(waits: Source
             return -1  # there is none yet
         return int(found.cursor)
 
-    waits.until(lambda: waits.do(cursor()) == 3, lambda: waits.do(cursor()))
+    waits.reached(lambda: waits.do(cursor()) == 3, lambda: waits.do(cursor()))
 
 
 def test_a_remote_that_denies_it_is_asked_again_until_it_does_not(creates: Source, world: World) -> None:
@@ -595,7 +592,9 @@ def test_a_remote_that_denies_it_is_asked_again_until_it_does_not(creates: Sourc
     assert status.partitions[0].next_retry_ms > 0
     assert status.partitions[0].disconnects == 1
     creates.publish(topic, 0, COUNT)
-    creates.until(lambda: creates.status(topic).partitions[0].backlog == COUNT, lambda: creates.status(topic))
+    creates.reached(
+        lambda: creates.status(topic).partitions[0].backlog == COUNT, lambda: creates.status(topic)
+    )
     assert creates.counted(topic) == (1, 1)
     creates.gate.is_denying = False
     creates.settled(topic, "copied")
@@ -613,7 +612,7 @@ def test_a_remote_that_cannot_be_reached_is_tried_again_until_it_can(creates: So
     creates.publish(topic, 2, COUNT)
     status = creates.settled(topic, "unreachable", "unreachable")
     assert status.disconnected_count == 2
-    creates.until(
+    creates.reached(
         lambda: all(
             each.backlog == COUNT and each.backlog_seconds > 0.5 for each in creates.status(topic).partitions
         ),

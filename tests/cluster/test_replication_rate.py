@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 from sava.proto import replication_pb2 as pb
-from tests.support.brokers import Standalone, until
+from tests.support.brokers import Standalone
 from tests.support.replication import RunningLink, Side
+from tests.support.waiting import until
 
 TOPICS = [f"/default/orders-{number}" for number in range(4)]
 RATE, EACH = 200, 150

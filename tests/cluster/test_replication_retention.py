@@ -12,9 +12,10 @@ from pathlib import Path
 from sava.api.admin_client import PLAIN
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.source_positions import replication_slot
-from tests.support.brokers import Standalone, until
+from tests.support.brokers import Standalone
 from tests.support.long import only_long
 from tests.support.replication import RunningLink, Side
+from tests.support.waiting import until
 
 TOPIC, OTHER = "/default/orders", "/shop/orders"
 SIZE = 50_000

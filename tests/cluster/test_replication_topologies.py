@@ -26,11 +26,11 @@ from sava.client.loop_thread import LoopThread
 from sava.proto import replica_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from tests.cluster.sites import NamedBrokers
-from tests.support.brokers import Standalone, until
+from tests.support.brokers import Standalone
 from tests.support.copying import Load, differences, payload
 from tests.support.long import IS_LONG
 from tests.support.replication import LinkProcess, RunningLink, Side
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until, wait_until
 
 T = TypeVar("T")
 Targets = Mapping[str, Sequence[str]]
@@ -199,12 +199,12 @@ def test_both_sides_publish_while_brokers_are_killed(world: World) -> None:
         time.sleep(chance.uniform(0, 0.5))
         broker.start()
         sent = [sum(load.published.values()) for load in loads]
-        RunningLink.wait(
+        wait_until(
             lambda sent=sent: all(  # type: ignore[misc]
                 sum(load.published.values()) > before for load, before in zip(loads, sent, strict=True)
             ),
             "producers go on",
-            QUIET_S,
+            timeout=QUIET_S,
         )
     for load in loads:
         load.stop()
@@ -231,7 +231,7 @@ def test_a_message_that_may_not_go_through_a_relay_comes_on_the_direct_way(world
     def numbers() -> list[str]:
         return [each.split(" ")[1] for each in world.sides["asia"].payloads(name)]
 
-    RunningLink.wait(lambda: numbers() == ["0", "2"], "what may go through us has come that way")
+    wait_until(lambda: numbers() == ["0", "2"], "what may go through us has come that way")
     world.link("relayed", {"eu": ["us", "asia"]}, forward=True)
     world.until_quiet([name], {"eu": ["us", "asia"], "us": ["asia"]})
     assert sorted(numbers()) == ["0", "1", "2"]

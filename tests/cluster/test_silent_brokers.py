@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from sava.client import Client
-from tests.support.brokers import BrokerProcess, Brokers, until
-from tests.support.waiting import PATIENCE_S
+from tests.support.brokers import BrokerProcess, Brokers
+from tests.support.waiting import PATIENCE_S, until
 
 PAUSE_S = 0.02
 LEAVE_S = 5.0
@@ -58,7 +58,7 @@ class Load:
         assert found == [b"%d" % number for number in range(self.sent)]
 
 
-async def test_a_stopped_mirror_delays_no_topic_of_another_owner_and_an_owner_only_its_own(
+async def test_a_stopped_mirror_delays_no_topic_of_another_owner(
     tmp_path: Path,
 ) -> None:
     """Schedule: three brokers with topics each. One that does not lead is stopped: it owns some topics, and

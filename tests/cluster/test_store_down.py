@@ -14,9 +14,9 @@ import pytest
 from sava.errors import SavaError
 from sava.proto import brokers_pb2 as pb
 from tests.cluster.workload import Workload
-from tests.support.brokers import BrokerProcess, Brokers, until
+from tests.support.brokers import BrokerProcess, Brokers
 from tests.support.objects import S3Server
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 TOPIC = "/default/orders"
 HELD_S = 4.0

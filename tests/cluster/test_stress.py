@@ -21,9 +21,9 @@ from sava.proto import topics_admin_pb2 as pb
 from tests.cluster.trapped import TrappedBrokers
 from tests.cluster.workload import Workload
 from tests.compat.programs import Program
-from tests.support.brokers import BrokerProcess, Brokers, until
+from tests.support.brokers import BrokerProcess, Brokers
 from tests.support.long import IS_LONG, only_long
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 MOVES = 200 if IS_LONG else 15
 DRAINED = 200 if IS_LONG else 40
@@ -162,7 +162,7 @@ async def test_many_moves_under_load(trio: Brokers) -> None:
 
 @only_long("stops and starts brokers for a while")
 @pytest.mark.timeout(LONG_S)
-async def test_a_broker_that_stands_still_with_messages_of_its_own_goes_on_with_its_producers(
+async def test_a_broker_that_stood_still_continues_with_its_producers(
     tmp_path: Path,
 ) -> None:
     """SIGSTOP in the midst of traffic, until the others take it for gone. Nobody else can have the topic; the
@@ -183,7 +183,7 @@ async def test_a_broker_that_stands_still_with_messages_of_its_own_goes_on_with_
 
 
 @pytest.mark.timeout(LONG_S)
-async def test_the_published_client_goes_on_while_its_topic_moves_and_its_owners_die(
+async def test_the_published_client_survives_moves_and_deaths_of_owners(
     tmp_path: Path, chance: random.Random
 ) -> None:
     """Producer and consumer know one broker. The topic moves between the other two, and in every round its

@@ -21,11 +21,11 @@ from grpc import StatusCode, aio
 from sava.errors import SavaError
 from sava.proto import writers_pb2 as pb
 from tests.cluster.trapped import TrappedBrokers
-from tests.support.brokers import BrokerProcess, until
+from tests.support.brokers import BrokerProcess
 from tests.support.clients import Writing
 from tests.support.long import IS_LONG
 from tests.support.objects import batch
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 ROUNDS = 20 if IS_LONG else 1
 ROUND_S = 60.0

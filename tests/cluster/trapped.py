@@ -17,8 +17,8 @@ from sava.storage.types import TopicState
 from sava.topics.ownership import UNASSIGNED
 from sava.topics.specs import Ownership, OwnershipState
 from tests.cluster.broker_child import VARIABLE, Trap
-from tests.support.brokers import CALL_S, BrokerProcess, Brokers, until
-from tests.support.waiting import PATIENCE_S
+from tests.support.brokers import CALL_S, BrokerProcess, Brokers
+from tests.support.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
 

@@ -243,7 +243,7 @@ async def test_a_slow_consumer_gets_nothing_twice(stubs: Stubs, topic: str) -> N
     raise AssertionError(received)
 
 
-async def test_a_message_that_no_client_can_receive_is_left_to_the_failure_policy(
+async def test_a_message_that_no_client_can_receive_meets_the_failure_policy(
     broker: Standalone, stubs: Stubs, topic: str
 ) -> None:
     """Sava's own protocol takes larger messages than Danube's clients do."""

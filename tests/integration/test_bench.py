@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from sava.client import Client
-from tests.support.brokers import Standalone, sava, until
+from tests.support.brokers import Standalone, sava
 from tests.support.long import IS_LONG, only_long
 from tests.support.processes import PIPE, Child, start_child, start_sava
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -299,7 +300,7 @@ async def test_a_terminal_sees_how_far_it_is(broker: Standalone) -> None:
 
 
 @only_long("half a minute, which is how long a message may wait for its receipt")
-async def test_a_run_against_a_broker_that_is_gone_ends_and_tells_of_everything_that_was_due(
+async def test_a_run_against_a_dead_broker_ends_and_reports_all_that_was_due(
     broker: Standalone,
 ) -> None:
     async with running(broker, "produce", "/default/gone", "--rate", "100", "--duration", "10") as process:

@@ -186,9 +186,8 @@ async def test_a_failover_consumer_takes_over(client: Client, topic: str) -> Non
         await second.close()
 
 
-async def test_an_exclusive_subscription_takes_one_consumer_and_the_same_name_takes_over(
-    client: Client, topic: str
-) -> None:
+async def test_an_exclusive_subscription_takes_one_consumer_of_a_name(client: Client, topic: str) -> None:
+    """A consumer of the same name takes over."""
     async with client.producer(topic) as producer:
         await numbers(producer, 3)
         async with client.consumer(topic, subscription="s", type="exclusive", name="a") as first:

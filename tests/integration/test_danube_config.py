@@ -11,12 +11,12 @@ import pytest
 from obstore.store import S3Store
 
 from sava.client import Client
-from tests.support.brokers import sava, until
+from tests.support.brokers import sava
 from tests.support.network import free_ports
 from tests.support.objects import BUCKET, S3Server, s3_server
 from tests.support.processes import Forked
-from tests.support.waiting import PATIENCE_S
 from tests.unit.config.test_danube_config import REFERENCE
+from tests.support.waiting import PATIENCE_S, until
 
 __all__ = ["s3_server"]
 

@@ -123,7 +123,7 @@ def nothing() -> str:
     return ""
 
 
-def test_a_step_that_does_not_hold_says_so_and_those_that_need_it_are_not_run(
+def test_a_step_that_fails_says_so_and_steps_that_need_it_do_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run: list[str] = []
@@ -196,7 +196,7 @@ def test_an_interrupt_waits_for_a_process_that_is_being_started() -> None:
         assert known == ["process"]
 
 
-def test_the_first_interrupt_ends_the_demo_and_the_second_does_not_end_its_end() -> None:
+def test_a_second_interrupt_does_not_disturb_the_end_of_the_demo() -> None:
     with own_signals() as interrupts:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGHUP)

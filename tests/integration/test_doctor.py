@@ -16,12 +16,12 @@ import pytest
 
 from sava.client import Client
 from tests.integration.test_tls import make_certificates
-from tests.support.brokers import Brokers, Standalone, sava, until
+from tests.support.brokers import Brokers, Standalone, sava
 from tests.support.long import only_long
 from tests.support.network import free_ports
 from tests.support.objects import S3Server
 from tests.support.processes import PIPE, start_child
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 Findings = list[dict[str, Any]]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from sava.client import Client
 from sava.doctor.observation import Samples, fetch, parsed
-from tests.support.brokers import Standalone, until
+from tests.support.brokers import Standalone
+from tests.support.waiting import until
 
 
 async def test_disks_and_the_journal_are_told_of(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ from sava.pipeline.runner.control import AdminRunnerControl, JobStatus
 from sava.pipeline.runner.kinds import JobProgress
 from sava.pipeline.runner.runner import PipelineRunner
 from tests.support.brokers import Standalone
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.unit.pipeline.runner.fakes import FakeKind
 
 FILE = """\
@@ -39,7 +38,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     with Standalone(tmp_path_factory.mktemp("broker")) as started:
         control = AdminRunnerControl(started.admin, "first", kinds=("custom",))
         try:
-            _until(lambda: _answers(control.list))
+            _reached(lambda: _answers(control.list))
         finally:
             control.close()
         yield started
@@ -76,9 +75,8 @@ def control(broker: Standalone) -> Iterator[Callable[..., AdminRunnerControl]]:
         each.close()
 
 
-def _until(done: Callable[[], bool], *, act: Callable[[], None] = lambda: None) -> None:
-    """``act`` goes on beside it: to look takes seconds on a machine that has much else to do."""
-    deadline = time.monotonic() + PATIENCE_S
+def _reached(done: Callable[[], bool], *, act: Callable[[], None] = lambda: None) -> None:
+    """Wait for ``done``. ``act`` goes on beside it: to look takes seconds on a busy machine."""
     is_done = threading.Event()
 
     def go_on() -> None:
@@ -87,11 +85,13 @@ def _until(done: Callable[[], bool], *, act: Callable[[], None] = lambda: None) 
 
     with ThreadPoolExecutor(1) as pool:
         acting = pool.submit(go_on)
+
+        def is_there() -> bool:
+            assert not acting.done(), acting.exception()
+            return done()
+
         try:
-            while not done():
-                assert time.monotonic() < deadline
-                assert not acting.done(), acting.exception()
-                time.sleep(0.05)
+            wait_until(is_there, poll_s=0.05)
         finally:
             is_done.set()
     acting.result()
@@ -201,19 +201,19 @@ def test_a_runner_that_is_killed_is_followed_by_another(
         for name in alive:
             runners[name].step()
 
-    _until(lambda: all(len(kind.running) == 2 for kind in kinds.values()), act=step)
+    _reached(lambda: all(len(kind.running) == 2 for kind in kinds.values()), act=step)
     first = next(iter(runners["a"].hosted))
     kinds["a"].running[0].shown = JobProgress(is_running=True, rows=5)
-    _until(lambda: any(each["rows"] == 5 for each in sava("status")), act=step)
+    _reached(lambda: any(each["rows"] == 5 for each in sava("status")), act=step)
     assert first.startswith("p")
     alive.remove("a")  # as by kill -9: it says nothing any more
-    _until(lambda: len(kinds["b"].running) == 4, act=step)
-    _until(lambda: {each["holder"] for each in sava("list")} == {"b"}, act=step)
-    _until(lambda: {each["state"] for each in sava("status")} == {"running"}, act=step)
+    _reached(lambda: len(kinds["b"].running) == 4, act=step)
+    _reached(lambda: {each["holder"] for each in sava("list")} == {"b"}, act=step)
+    _reached(lambda: {each["state"] for each in sava("status")} == {"running"}, act=step)
     assert sum(each["rows"] for each in sava("status")) == 5, "what was done counts"
 
     runners["b"].stop()
-    _until(lambda: runners["b"].is_done, act=step)
+    _reached(lambda: runners["b"].is_done, act=step)
     assert {each["state"] for each in sava("status")} == {"waiting"}
     for number in range(4):
         sava("delete", f"p{number}")

@@ -15,9 +15,10 @@ import pytest
 from sava.errors import SavaError
 from sava.proto import replication_pb2 as pb
 from sava.proto import topics_admin_pb2
-from tests.support.brokers import Standalone, sava, until
+from tests.support.brokers import Standalone, sava
 from tests.support.network import free_ports
 from tests.support.replication import Side
+from tests.support.waiting import until
 
 STRICT = {"SAVA__REPLICATION__PARTITION_MISMATCH_POLICY": "strict"}
 
@@ -94,9 +95,10 @@ async def test_a_remote_that_cannot_be_reached_is_not_added(pair: Pair) -> None:
     assert err.startswith(f"sava: remote gone was not added: 127.0.0.1:{dead} cannot be reached")
 
 
-async def test_differences_are_shown_and_keep_a_policy_from_being_set_unless_told_otherwise(
+async def test_differences_are_shown_and_keep_a_policy_from_being_set(
     pair: Pair,
 ) -> None:
+    """Unless the operator says otherwise."""
     await pair.begin("checks")
     east, west = pair.east, pair.west
     await asyncio.gather(east.create("/checks/orders", 2), west.create("/checks/orders", 1))

@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 from sava.proto import admin_pb2 as pb
-from tests.support.brokers import BrokerProcess, Cluster, sava, until
+from tests.support.brokers import BrokerProcess, Cluster, sava
+from tests.support.waiting import until
 
 
 async def prepare(cluster: Cluster, count: int) -> None:

@@ -29,8 +29,7 @@ from sava.wal.disk import LocalFile
 from tests.support.brokers import FAST, storage_in
 from tests.support.network import free_ports
 from tests.support.topics import publish
-from tests.support.waiting import PATIENCE_S
-from tests.unit.cluster.fakes import until
+from tests.support.waiting import PATIENCE_S, until
 
 ORDERS = TopicName("default", "orders")
 

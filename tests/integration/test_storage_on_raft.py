@@ -149,7 +149,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         await world.stop()
 
 
-async def until_done(attempt: Callable[[], Awaitable[Any]]) -> Any:
+async def repeated(attempt: Callable[[], Awaitable[Any]]) -> Any:
     """Repeat what may be repeated: refused without effect, or of unknown outcome."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -253,16 +253,16 @@ async def test_the_leader_dies_while_a_follower_forwards_a_change(world: World, 
     }
     watched = Watched(follower.store, matches[change], leader.die)
     async with world.storage("a", cast(MetadataStore, watched)) as a:
-        log: TopicLog = await until_done(lambda: a.open_topic(TOPIC, epoch=1))
+        log: TopicLog = await repeated(lambda: a.open_topic(TOPIC, epoch=1))
         await append_each(log, 0, 22)
-        await until_done(log.seal)
+        await repeated(log.seal)
         assert watched.has_happened
     async with world.storage("b", other.store) as b:
-        log = await until_done(lambda: b.open_topic(TOPIC, epoch=2))
+        log = await repeated(lambda: b.open_topic(TOPIC, epoch=2))
         assert log.next_offset == 22
         await append_each(log, 22, 25)
         assert await contents(log) == expected(0, 25)
-        await until_done(log.seal)
+        await repeated(log.seal)
     await world.verify(other.store, 25)
 
 
@@ -282,16 +282,16 @@ async def test_a_broker_dies_with_the_leader_in_it_in_the_middle_of_a_seal(world
                 break
         assert watched.has_happened
     await node.close()
-    await until_done(lambda: other.store.put("/works", b"again"))
+    await repeated(lambda: other.store.put("/works", b"again"))
     await node.start()
     async with world.storage("a", node.store) as a:
-        log = await until_done(lambda: a.open_topic(TOPIC, epoch=2))
+        log = await repeated(lambda: a.open_topic(TOPIC, epoch=2))
         assert log.next_offset == 22
         await append_each(log, 22, 25)
         assert await contents(log) == expected(0, 25)
-        await until_done(log.seal)
+        await repeated(log.seal)
     async with world.storage("b", other.store) as b:
-        log = await until_done(lambda: b.open_topic(TOPIC, epoch=3))
+        log = await repeated(lambda: b.open_topic(TOPIC, epoch=3))
         assert log.next_offset == 25
         assert await contents(log) == expected(0, 25)
     await world.verify(other.store, 25)
@@ -315,6 +315,6 @@ async def test_segments_are_registered_while_leaders_come_and_go(world: World) -
                 await leader.close()
                 await leader.start()
             await append_each(log, log.next_offset, 20 * change + 20)
-        await until_done(log.seal)
+        await repeated(log.seal)
         assert await contents(log) == expected(0, 60)
     await world.verify(world.nodes[2].store, 60)

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from sava.client import Client
-from tests.support.brokers import BrokerProcess, Brokers, until
+from tests.support.brokers import BrokerProcess, Brokers
+from tests.support.waiting import until
 
 TIMES = 30
 """On each port, of each kind."""

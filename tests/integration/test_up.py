@@ -161,7 +161,7 @@ def test_without_any_broker_left_it_ends(tmp_path: Path) -> None:
         assert running.errors.endswith("sava: all brokers have ended\n")
 
 
-def test_a_broker_that_dies_is_reported_with_the_command_that_starts_it_again(tmp_path: Path) -> None:
+def test_a_dead_broker_is_reported_with_the_command_that_restarts_it(tmp_path: Path) -> None:
     """The reported command, run as it stands, brings the same broker back into the cluster."""
     data = tmp_path / "data"
     with up(data, "--brokers", "2", "--port-base", str(free_ports(8)[0])) as running:

@@ -14,10 +14,10 @@ from sava.api.admin_client import AdminClient
 from sava.client import Client
 from sava.proto import topics_admin_pb2 as topics_pb
 from sava.proto import writers_pb2 as pb
-from tests.support.brokers import Standalone, sava, until
+from tests.support.brokers import Standalone, sava
 from tests.support.clients import Writing
 from tests.support.objects import batch
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 EXPIRY_S = 4
 

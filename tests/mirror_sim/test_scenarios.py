@@ -53,7 +53,7 @@ class Story:
         self.world.begin()
         self.producer = Producer(self.world, 0)
         self.producer.start()
-        self.until(lambda: self.world.counts["acked"] >= 20, "twenty messages are acknowledged")
+        self.run_until(lambda: self.world.counts["acked"] >= 20, "twenty messages are acknowledged")
         self.ledger = next(
             broker.ledger for broker in self.world.brokers.values() if broker.ledger and broker.ledger.served
         )
@@ -62,7 +62,7 @@ class Story:
             self.world.brokers[self.world.located[storage]] for storage in self.ledger.core.mirrors
         ]
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: int = 20) -> None:
+    def run_until(self, condition: Callable[[], bool], what: str, seconds: int = 20) -> None:
         world = self.world
         assert condition() or world.schedule.run_until(world.now + seconds * 1000 * MS, condition), (
             f"{what}\n{world.describe()}"
@@ -81,7 +81,7 @@ class Story:
 
     def goes_on(self) -> None:
         """Another ledger serves the topic, with all that was promised, and takes more."""
-        self.until(self.serves_elsewhere, "the topic goes on in another ledger")
+        self.run_until(self.serves_elsewhere, "the topic goes on in another ledger")
         prober = Prober(self.world)
         for _ in range(80):
             prober.probe()
@@ -122,7 +122,7 @@ def test_the_owner_is_cut_from_raft_but_not_from_its_mirrors() -> None:
     """Its mirrors refuse it; what it has under way is not acknowledged by it any more."""
     story = Story()
     story.world.net.block([(story.owner.id, RAFT), (RAFT, story.owner.id)])
-    story.until(lambda: story.ledger.core.is_fenced, "the owner notices that it was fenced")
+    story.run_until(lambda: story.ledger.core.is_fenced, "the owner notices that it was fenced")
     story.goes_on()
 
 
@@ -137,7 +137,7 @@ def test_the_owner_is_cut_from_its_mirrors_but_not_from_raft() -> None:
     story.world.net.block(links)
     before = story.world.counts["acked"]
     first = story.ledger.core.record
-    story.until(lambda: story.world.counts["acked"] > before + 20, "it goes on with other mirrors")
+    story.run_until(lambda: story.world.counts["acked"] > before + 20, "it goes on with other mirrors")
     assert story.ledger.core.record.last.members != first.last.members
 
 
@@ -149,7 +149,7 @@ def test_a_mirror_is_stopped_replaced_and_continues_late() -> None:
     (mirror,) = story.mirrors
     before = story.world.counts["acked"]
     mirror.paused_until = story.world.now + 3_000 * MS
-    story.until(lambda: story.world.counts["acked"] > before + 20, "it goes on with another mirror", 2)
+    story.run_until(lambda: story.world.counts["acked"] > before + 20, "it goes on with another mirror", 2)
     assert mirror.is_paused
     assert mirror.storage not in story.ledger.core.record.last.members
     story.run(4_000)
@@ -183,7 +183,7 @@ def test_degraded_is_recorded_before_the_first_single_copy_is_acknowledged() -> 
     for mirror in story.mirrors:
         mirror.stop(None)
     before = story.world.counts["acked"]
-    story.until(lambda: story.world.counts["acked"] > before + 20, "it goes on alone")
+    story.run_until(lambda: story.world.counts["acked"] > before + 20, "it goes on alone")
     assert all(seen[2:])
 
 
@@ -197,20 +197,22 @@ def test_a_mirror_loses_its_page_cache_and_catches_up() -> None:
     story.run(1000)
     other.stop(None)
     before = story.world.counts["acked"]
-    story.until(lambda: story.world.counts["acked"] > before + 10, "the one that came back counts again")
+    story.run_until(lambda: story.world.counts["acked"] > before + 10, "the one that came back counts again")
 
 
-def test_a_mirror_that_leaves_is_replaced_before_it_stops_and_messages_are_acknowledged_meanwhile() -> None:
-    """Schedule: a mirror's broker gets SIGTERM and says that it leaves. The owner takes another disk while
+def test_a_leaving_mirror_is_replaced_before_it_stops() -> None:
+    """Messages are acknowledged meanwhile.
+
+    Schedule: a mirror's broker gets SIGTERM and says that it leaves. The owner takes another disk while
     the mirror still answers. Then the mirror stops, and the owner dies: nothing acknowledged is lost."""
     story = Story(brokers=4)
     leaving = story.mirrors[0]
     story.world.leaving.add(leaving.id)
-    story.until(lambda: leaving.storage not in story.ledger.core.record.last.members, "it is left")
+    story.run_until(lambda: leaving.storage not in story.ledger.core.record.last.members, "it is left")
     assert len(story.ledger.core.record.last.members) == 3
     before = story.world.counts["acked"]
     leaving.stop(None)
-    story.until(lambda: story.world.counts["acked"] > before + 10, "messages are acknowledged without it")
+    story.run_until(lambda: story.world.counts["acked"] > before + 10, "messages are acknowledged without it")
     story.owner.stop(None)
     story.goes_on()
 
@@ -222,7 +224,7 @@ def test_a_mirror_that_leaves_stays_if_messages_need_it() -> None:
     leaving = story.mirrors[0]
     story.world.leaving.add(leaving.id)
     before = story.world.counts["acked"]
-    story.until(lambda: story.world.counts["acked"] > before + 10, "the mirror still answers")
+    story.run_until(lambda: story.world.counts["acked"] > before + 10, "the mirror still answers")
     assert leaving.storage in story.ledger.core.record.last.members
     assert story.ledger.core.record.last.qa == 2
 
@@ -232,7 +234,7 @@ def test_a_mirror_s_disk_is_wiped() -> None:
     lost = story.mirrors[0].storage
     story.mirrors[0].wipe()
     story.mirrors[0].start()
-    story.until(lambda: lost not in story.ledger.core.record.last.members, "another disk takes its place")
+    story.run_until(lambda: lost not in story.ledger.core.record.last.members, "another disk takes its place")
 
 
 @pytest.mark.parametrize("is_wiped", [True, False])

@@ -397,7 +397,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "                if False:\n",
         tests=(
             "tests/unit/ledger/test_generations.py::"
-            "test_a_broker_that_starts_without_its_mirrors_serves_reads_and_refuses_messages",
+            "test_a_broker_without_its_mirrors_serves_reads_and_refuses_messages",
         ),
     ),
     _Mirror(
@@ -408,7 +408,7 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "                    return (self.storage, *chosen, *former), qw, 1\n",
         tests=(
             "tests/unit/ledger/test_generations.py::"
-            "test_a_broker_that_starts_without_its_mirrors_serves_reads_and_refuses_messages",
+            "test_a_broker_without_its_mirrors_serves_reads_and_refuses_messages",
         ),
     ),
     _Mirror(

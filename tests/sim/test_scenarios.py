@@ -196,7 +196,7 @@ def test_s67_a_new_leader_gives_every_lease_its_full_time_again() -> None:
     assert story.read("/leased") is None
 
 
-def test_s68_a_watch_across_an_installed_snapshot_is_contiguous_or_compacted() -> None:
+def test_s68_a_watch_over_a_snapshot_is_contiguous_or_compacted() -> None:
     """A follower is cut off while its watcher waits; the events it misses arrive as a snapshot. The watcher
     must be told."""
     story = Story(snapshot_entries=10)
@@ -226,7 +226,7 @@ def test_s68_a_watch_across_an_installed_snapshot_is_contiguous_or_compacted() -
     assert batches[-1][0].kv.value == b"after"
 
 
-def test_s69_two_watchers_of_one_prefix_get_everything_and_a_slow_one_is_told() -> None:
+def test_s69_two_watchers_get_everything_and_a_slow_one_a_gap() -> None:
     story = Story(nodes=1)
     replica = story.leader.replica
     assert replica is not None

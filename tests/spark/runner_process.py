@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from sava.client.loop_thread import LoopThread
 from sava.proto import pipelines_pb2 as pb
 from sava.proto.pipelines_pb2_grpc import PipelinesStub
 from tests.spark.processes import has_started, of_session, running
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 READY_S = 200.0
@@ -57,12 +56,14 @@ class RunnerProcess:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + READY_S
-        while not condition():
+    def reached(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for the condition while the runner runs."""
+
+        def is_there() -> bool:
             assert self.is_running, f"the runner has ended:\n{self.said}"
-            assert time.monotonic() < deadline, f"not within {READY_S:g} s: {what}\n{self.said}"
-            time.sleep(0.1)
+            return condition()
+
+        wait_until(is_there, lambda: f"{what}\n{self.said}", timeout=READY_S, poll_s=0.1)
 
     @property
     def said(self) -> str:
@@ -95,10 +96,11 @@ class RunnerProcess:
 
     def wait_gone(self) -> None:
         """Until nothing of it runs any more: neither Java nor Python's workers."""
-        deadline = time.monotonic() + PATIENCE_S
-        while left := of_session(self.pid):
-            assert time.monotonic() < deadline, f"of {self.log.stem} {left} run after {PATIENCE_S:g} s"
-            time.sleep(0.1)
+        wait_until(
+            lambda: not of_session(self.pid),
+            lambda: f"of {self.log.stem} {of_session(self.pid)} run",
+            poll_s=0.1,
+        )
 
 
 class Pipelines:

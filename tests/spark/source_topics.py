@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -13,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sava.client.blocking import Client
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from tests.support.brokers import Standalone
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 _numbers = itertools.count()
 
@@ -51,14 +50,6 @@ def extent(broker: Standalone, name: str) -> PartitionExtent:
     return link_to(broker).extents([name])[name]
 
 
-def until(condition: Callable[[], bool], what: str, *, timeout: float = PATIENCE_S) -> None:
-    """Brokers and Spark have no event for everything that can be asked of them."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
-        time.sleep(0.05)
-
-
 def stored(broker: Standalone, name: str) -> None:
     """Until everything is in segments."""
 
@@ -66,7 +57,7 @@ def stored(broker: Standalone, name: str) -> None:
         known = extent(broker, name)
         return known.stored == known.end
 
-    until(is_stored, f"{name} is in segments")
+    wait_until(is_stored, f"{name} is in segments")
 
 
 def read(spark: SparkSession, broker: Standalone, schema: str = "", **options: Any) -> DataFrame:
@@ -111,7 +102,7 @@ class Seen:
 
     def wait_idle(self, query: StreamingQuery) -> None:
         """Until the query knows where it begins, and has read everything."""
-        until(lambda: "Waiting for data" in query.status["message"], "the query waits")
+        wait_until(lambda: "Waiting for data" in query.status["message"], "the query waits")
 
     def wait(self, query: StreamingQuery, count: int, *, timeout: float = PATIENCE_S) -> None:
         """Until there are so many rows, or the query has failed."""
@@ -121,4 +112,4 @@ class Seen:
                 raise error
             return len(self.rows) >= count
 
-        until(is_there, f"{count} rows of {len(self.rows)}", timeout=timeout)
+        wait_until(is_there, f"{count} rows of {len(self.rows)}", timeout=timeout)

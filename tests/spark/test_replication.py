@@ -88,7 +88,7 @@ def numbers(name: str, start: int, end: int) -> list[str]:
     return [f"{name} {number}" for number in range(start, end)]
 
 
-def test_a_policy_is_carried_out_by_a_runner_and_by_the_next_one_when_it_is_killed(
+def test_a_killed_runners_policy_is_carried_out_by_the_next_one(
     clusters: Clusters, pipelines: Pipelines, tmp_path: Path, runners: list[RunnerProcess]
 ) -> None:
     east = clusters.east
@@ -105,14 +105,14 @@ def test_a_policy_is_carried_out_by_a_runner_and_by_the_next_one_when_it_is_kill
 
     first = RunnerProcess(tmp_path, east.broker.admin, "first")
     runners.append(first)
-    first.until(lambda: are_copied(500), "all is copied")
+    first.reached(lambda: are_copied(500), "all is copied")
     first.kill()
     for name in names:
         east.publish(name, numbers(name, 500, 900))
 
     second = RunnerProcess(tmp_path, east.broker.admin, "second")
     runners.append(second)
-    second.until(lambda: are_copied(900), "the next one goes on")
+    second.reached(lambda: are_copied(900), "the next one goes on")
     first.wait_gone()
     for name in names:
         assert clusters.copied(name) == numbers(name, 0, 900)
@@ -121,9 +121,9 @@ def test_a_policy_is_carried_out_by_a_runner_and_by_the_next_one_when_it_is_kill
         partitions = [each for topic in clusters.status() for each in topic.partitions]
         return all((each.position, each.backlog) == (900, 0) for each in partitions)
 
-    second.until(is_reported, "and says so")
+    second.reached(is_reported, "and says so")
     assert [topic.disconnected_count for topic in clusters.status()] == [0, 0]
-    second.until(lambda: pipelines.status(LINK).lag_messages == 0, "the pipeline says so, too")
+    second.reached(lambda: pipelines.status(LINK).lag_messages == 0, "the pipeline says so, too")
     link = pipelines.status(LINK)
     assert (link.state, link.last_error) == ("running", "")
 
@@ -166,7 +166,7 @@ def test_runners_that_are_killed_again_and_again_lose_and_repeat_nothing(
                 runners.append(RunnerProcess(tmp_path, east.broker.admin, f"life-{life}-{len(runners)}"))
             target = len(clusters.copied(names[0])) + 100
             alive = [each for each in runners if each.is_running]
-            alive[0].until(lambda target=target: len(clusters.copied(names[0])) >= target, "it goes on")  # type: ignore[misc]
+            alive[0].reached(lambda target=target: len(clusters.copied(names[0])) >= target, "it goes on")  # type: ignore[misc]
             time.sleep(chance.uniform(0, 2))
             victim = chance.choice(alive)
             if chance.random() < 0.7:
@@ -179,6 +179,6 @@ def test_runners_that_are_killed_again_and_again_lose_and_repeat_nothing(
         publishing.join()
     last = RunnerProcess(tmp_path, east.broker.admin, "last")
     runners.append(last)
-    last.until(lambda: all(len(clusters.copied(name)) >= published for name in names), "all is copied")
+    last.reached(lambda: all(len(clusters.copied(name)) >= published for name in names), "all is copied")
     for name in names:
         assert clusters.copied(name) == numbers(name, 0, published)

@@ -32,6 +32,7 @@ from tests.support.brokers import Standalone
 from tests.support.copying import Load, differences, payload
 from tests.support.long import only_long
 from tests.support.replication import Side
+from tests.support.waiting import wait_until
 
 T = TypeVar("T")
 
@@ -200,7 +201,7 @@ class World:
             found.update(self.ends(self.west))
             return bool(found)
 
-        self.until(is_told, "the target tells what it has")
+        self.reached(is_told, "the target tells what it has")
         return sum(found.values())
 
     def positions(self) -> dict[str, int]:
@@ -215,17 +216,21 @@ class World:
             for each in topic.partitions
         }
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + QUIET_S
-        while not condition():
-            said = [runner.said for runner in self.alive]
-            assert said, f"no runner runs: {self.runners[-1].said}"
-            assert time.monotonic() < deadline, f"not within {QUIET_S:g} s: {what}: {said}"
-            time.sleep(0.2)
+    def reached(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for the condition while a runner runs."""
+
+        def said() -> list[str]:
+            return [runner.said for runner in self.alive]
+
+        def is_there() -> bool:
+            assert self.alive, f"no runner runs: {self.runners[-1].said}"
+            return condition()
+
+        wait_until(is_there, lambda: f"{what}: {said()}", timeout=QUIET_S, poll_s=0.2)
 
     def until_copied(self, count: int) -> None:
         """So many messages, of each topic."""
-        self.until(lambda: self.positions() == dict.fromkeys(NAMES, count), f"{count} are copied of each")
+        self.reached(lambda: self.positions() == dict.fromkeys(NAMES, count), f"{count} are copied of each")
 
     def check(self, published: dict[str, int]) -> None:
         """Each message is at both once and in order."""
@@ -272,7 +277,7 @@ def test_whatever_is_killed_each_message_is_copied_once_and_in_order(tmp_path: P
         world = World(tmp_path, stack, cluster)
         load = Load("east", world.east.broker.url, NAMES, seed, pause_s=0.3)
         world.keep_runners()
-        world.until(lambda: any(world.positions().values()), "something is copied")
+        world.reached(lambda: any(world.positions().values()), "something is copied")
         before = world.copied()
         over = time.monotonic() + CHAOS_S
         while time.monotonic() < over:
@@ -283,7 +288,7 @@ def test_whatever_is_killed_each_message_is_copied_once_and_in_order(tmp_path: P
         amid = world.copied() - before
         load.stop()
         published = sum(load.published.values())
-        world.until(lambda: world.positions() == world.ends(world.east) != {}, "all is copied")
+        world.reached(lambda: world.positions() == world.ends(world.east) != {}, "all is copied")
         print(f"killed: {dict(world.kills)}; {len(world.runners)} runners had a part in it")
         print(f"{published} messages, {amid} of them copied between the first and the last kill")
         assert all(load.published.values())
@@ -292,7 +297,7 @@ def test_whatever_is_killed_each_message_is_copied_once_and_in_order(tmp_path: P
         world.verify(load.published)
 
 
-def test_a_remote_that_is_down_for_longer_than_retention_gets_everything_from_the_runner(
+def test_a_remote_that_is_down_beyond_retention_gets_everything(
     tmp_path: Path,
 ) -> None:
     """A twin that is not replicated shows what retention would have taken."""
@@ -323,20 +328,20 @@ def test_a_remote_that_is_down_for_longer_than_retention_gets_everything_from_th
         for number in range(10, 18):  # each in a segment of its own, which retention takes whole
             for name in (*NAMES, twin):
                 world.east.publish(name, [f"east {number} {megabyte}"])
-            world.until(lambda: all(map(is_stored, (*NAMES, twin))), "it is in segments")
+            world.reached(lambda: all(map(is_stored, (*NAMES, twin))), "it is in segments")
 
         def states() -> set[str]:
             return {each.state for topic in world.do(world.east.status("")) for each in topic.partitions}
 
-        world.until(lambda: start(twin) > 0, "retention has taken what nobody waits for")
-        world.until(lambda: states() == {"unreachable"}, "the runner says what is the matter")
+        world.reached(lambda: start(twin) > 0, "retention has taken what nobody waits for")
+        world.reached(lambda: states() == {"unreachable"}, "the runner says what is the matter")
         assert all(start(name) <= 10 for name in NAMES)
         assert world.alive
         world.west.broker.start()
         world.until_copied(18)
         for name in NAMES:
             assert differences("west", world.west.read(name), {"east": 18}) == []
-        world.until(lambda: all(start(name) > 10 for name in NAMES), "now retention may take it")
+        world.reached(lambda: all(start(name) > 10 for name in NAMES), "now retention may take it")
 
 
 def test_a_runner_with_old_state_repeats_nothing(tmp_path: Path) -> None:

@@ -126,15 +126,15 @@ def test_history_in_s3_is_copied_by_a_runner_and_then_the_tail(
         monkeypatch.setenv("AWS_ENDPOINT_URL", s3.options_behind(way.port)["endpoint"])
         runner = RunnerProcess(tmp_path, east.broker.admin, "runner")
         try:
-            runner.until(lambda: all(map(is_stored, NAMES)), "history is in segments")
+            runner.reached(lambda: all(map(is_stored, NAMES)), "history is in segments")
             loop.run(east.replicate("default"))
-            runner.until(lambda: all(len(copied(name)) >= HISTORY for name in NAMES), "history is copied")
+            runner.reached(lambda: all(len(copied(name)) >= HISTORY for name in NAMES), "history is copied")
             # Hexadecimal digits take half of their size, if they are compressed well.
             assert way.answered > len(NAMES) * HISTORY * SIZE / 2, "the runner has read segments itself"
             read = way.answered
             for name in NAMES:
                 east.publish(name, payloads[name][HISTORY:])
-            runner.until(
+            runner.reached(
                 lambda: all(len(copied(name)) >= HISTORY + TAIL for name in NAMES), "the tail is copied"
             )
             assert way.answered == read, "what has just come is read from the broker"

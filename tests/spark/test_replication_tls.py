@@ -111,13 +111,13 @@ def test_a_runner_copies_between_clusters_that_ask_for_certificates(
         def are_copied(count: int) -> bool:
             return all(len(clusters.copied(name)) >= count for name in NAMES)
 
-        runner.until(lambda: are_copied(500), "history is copied")
+        runner.reached(lambda: are_copied(500), "history is copied")
         for name in NAMES:
             east.publish(name, numbers(name, 500, 600))
-        runner.until(lambda: are_copied(600), "and what comes")
+        runner.reached(lambda: are_copied(600), "and what comes")
         for name in NAMES:
             assert clusters.copied(name) == numbers(name, 0, 600)
-        runner.until(lambda: pipelines.status(LINK).lag_messages == 0, "the link says so")
+        runner.reached(lambda: pipelines.status(LINK).lag_messages == 0, "the link says so")
         assert (pipelines.status(LINK).state, pipelines.status(LINK).restarts) == ("running", 0)
         verify = ("replication", "verify", "/default/orders", "--remote", "west", "-o", "json")
         verdicts = json.loads(clusters.do(east.command(*verify))[0])

@@ -55,7 +55,7 @@ def _expected(count: int) -> Counter[bytes]:
 
 
 @only_long("two runners, each with its own Spark")
-def test_a_killed_runner_is_followed_by_another_and_nothing_is_lost_or_repeated(
+def test_nothing_is_lost_or_repeated_when_a_runner_is_killed(
     broker: Standalone, pipelines: Pipelines, tmp_path: Path, runners: list[RunnerProcess]
 ) -> None:
     source, target = "/default/runner-in", "/default/runner-out"
@@ -76,18 +76,18 @@ def test_a_killed_runner_is_followed_by_another_and_nothing_is_lost_or_repeated(
     # Killed in the midst of its work: more has come than it can do in a batch.
     first = RunnerProcess(tmp_path, broker.admin, "first")
     runners.append(first)
-    first.until(lambda: written() > 0, "the first batch is written")
+    first.reached(lambda: written() > 0, "the first batch is written")
     _publish(broker, source, range(100, 400))
     seen = written()
-    first.until(lambda: written() > seen, "there is more")
+    first.reached(lambda: written() > seen, "there is more")
     first.kill()
     _publish(broker, source, range(400, 500))
 
     second = RunnerProcess(tmp_path, broker.admin, "second")
     runners.append(second)
-    second.until(lambda: written() >= 500, "everything is written")
+    second.reached(lambda: written() >= 500, "everything is written")
     first.wait_gone()
-    second.until(lambda: pipelines.status("shout").lag_messages == 0, "and known to be")
+    second.reached(lambda: pipelines.status("shout").lag_messages == 0, "and known to be")
     assert _shouted(broker, target) == _expected(500)
     now = pipelines.status("shout")
     assert (now.state, now.restarts, now.last_error, now.lag_seconds) == ("running", 0, "", 0)
@@ -95,19 +95,19 @@ def test_a_killed_runner_is_followed_by_another_and_nothing_is_lost_or_repeated(
 
     # Paused, nothing is done; resumed, it goes on where it was.
     pipelines.pause("shout")
-    second.until(lambda: state() == "paused", "it is paused")
+    second.reached(lambda: state() == "paused", "it is paused")
     _publish(broker, source, range(500, 550))
     assert written() == 500
     pipelines.resume("shout")
-    second.until(lambda: written() >= 550, "it goes on")
+    second.reached(lambda: written() >= 550, "it goes on")
 
     # A function that cannot be used is told, and the pipeline recovers when it is corrected.
     pipelines.apply("shout", from_=begin, function=f"{MODULE}:nothing", to={"topic": target})
-    second.until(lambda: "returned NoneType" in pipelines.status("shout").last_error, "it fails")
+    second.reached(lambda: "returned NoneType" in pipelines.status("shout").last_error, "it fails")
     assert state() == "failing"
     pipelines.apply("shout", from_=begin, function=UPPER, to={"topic": target})
     _publish(broker, source, range(550, 600))
-    second.until(lambda: written() >= 600, "the corrected one goes on")
+    second.reached(lambda: written() >= 600, "the corrected one goes on")
 
     assert second.stop() == 0, second.said
     second.wait_gone()
@@ -157,7 +157,7 @@ def test_runners_that_are_killed_again_and_again_lose_and_repeat_nothing(
         alive = [start() for _ in range(TOGETHER)]
         for _ in range(LIVES):
             seen = written(targets[0])
-            alive[0].until(lambda seen=seen: written(targets[0]) > seen, "something is done")  # type: ignore[misc]
+            alive[0].reached(lambda seen=seen: written(targets[0]) > seen, "something is done")  # type: ignore[misc]
             time.sleep(chance.uniform(0, 8))
             victim = alive.pop(chance.randrange(TOGETHER))
             victim.kill()
@@ -166,7 +166,7 @@ def test_runners_that_are_killed_again_and_again_lose_and_repeat_nothing(
         over.set()
         publishing.join()
     for number, target in enumerate(targets):
-        alive[0].until(
+        alive[0].reached(
             lambda target=target: written(target) >= published,  # type: ignore[misc]
             f"everything is in {target}",
         )

@@ -45,7 +45,7 @@ def test_java_that_is_killed_while_it_starts(
     """In the midst of whatever is asked of it then; as systemd does it when memory is short."""
     runner = RunnerProcess(tmp_path, NOBODY, "runner")
     runners.append(runner)
-    runner.until(lambda: bool(runner.parts(JAVA)), "there is a Java")
+    runner.reached(lambda: bool(runner.parts(JAVA)), "there is a Java")
     time.sleep(moment_s)
     for pid in runner.parts(JAVA):  # in its first moments also the script that starts it
         with suppress(ProcessLookupError):
@@ -64,9 +64,9 @@ def test_a_signal_to_the_whole_job_is_no_loss_of_java(
     runner, which was to end too, called that a loss (exit code 70)."""
     runner = RunnerProcess(tmp_path, NOBODY, "runner")
     runners.append(runner)
-    runner.until(lambda: bool(runner.parts(JAVA)), "there is a Java")
+    runner.reached(lambda: bool(runner.parts(JAVA)), "there is a Java")
     if is_ready:
-        runner.until(lambda: "this runner is ready" in runner.said, "it is ready")
+        runner.reached(lambda: "this runner is ready" in runner.said, "it is ready")
     os.killpg(runner.pid, signal.SIGTERM)
     assert runner.ended() == 0, runner.said
     assert "CRITICAL" not in runner.said

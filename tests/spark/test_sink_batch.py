@@ -16,10 +16,10 @@ from sava.client.producer import partition_of
 from sava.storage.objectstore import ObjectStore
 from tests.spark.conftest import s3_environment
 from tests.spark.sink_topics import create, new_topic, read
-from tests.spark.source_topics import until
 from tests.support.brokers import Standalone
 from tests.support.long import only_long
 from tests.support.objects import S3Server
+from tests.support.waiting import wait_until
 
 WHEN = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
@@ -173,7 +173,7 @@ def test_rows_are_staged_in_s3_and_nothing_is_left_there(
             async def staged() -> list[str]:
                 return [found.key async for found in store.list("staging")]
 
-            until(lambda: not asyncio.run(staged()), "what was staged is removed")
+            wait_until(lambda: not asyncio.run(staged()), "what was staged is removed")
     finally:
         s3_place.kill()
 

@@ -25,20 +25,24 @@ from tests.spark.sink_topics import create, new_topic
 from tests.spark.test_sink_stream import plan_of, put_files, run, written
 from tests.support.brokers import Standalone
 from tests.support.long import only_long
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 READY_S = 300.0
 FILES = 3
 
 
-def until(condition: Callable[[], bool], what: str, driver: Driver) -> None:
-    deadline = time.monotonic() + READY_S
-    while not condition():
+def reached(condition: Callable[[], bool], what: str, driver: Driver) -> None:
+    """Wait for the condition while the driver runs."""
+
+    def is_there() -> bool:
         assert driver.is_running, f"the driver has ended:\n{driver.log.read_text()[-4000:]}"
-        assert time.monotonic() < deadline, (
-            f"not within {READY_S:g} s: {what}\n{driver.log.read_text()[-4000:]}"
-        )
-        time.sleep(0.05)
+        return condition()
+
+    def story() -> str:
+        return f"{what}\n{driver.log.read_text()[-4000:]}"
+
+    wait_until(is_there, story, timeout=READY_S, poll_s=0.05)
 
 
 class Driver:
@@ -106,20 +110,20 @@ def test_every_row_is_there_once_whoever_dies(
     driver = Driver(tmp_path, list(plans.values()))
     try:
         for trap in plans:
-            until(lambda trap=trap: (tmp_path / trap / "reached").exists(), f"{trap} is reached", driver)  # type: ignore[misc]
-        until((tmp_path / "after" / "answered").exists, "the commit is answered", driver)
+            reached(lambda trap=trap: (tmp_path / trap / "reached").exists(), f"{trap} is reached", driver)  # type: ignore[misc]
+        reached((tmp_path / "after" / "answered").exists, "the commit is answered", driver)
 
         # A second driver on a checkpoint that the first still uses: the first is refused from then on.
         run(spark, plans["fenced"])
         assert written(broker, topic_of("fenced"), 2) == expected["fenced"]
         (tmp_path / "fenced" / "release").touch()
-        until((tmp_path / "fenced" / "outcome").exists, "the first driver is fenced", driver)
+        reached((tmp_path / "fenced" / "outcome").exists, "the first driver is fenced", driver)
         said = (tmp_path / "fenced" / "outcome").read_text()
         assert "batch 1 of writer" in said
         assert "is not published" in said
 
         # Workers that die in a task are none of the query's business.
-        until((tmp_path / "write" / "outcome").exists, "the query whose workers died is done", driver)
+        reached((tmp_path / "write" / "outcome").exists, "the query whose workers died is done", driver)
         assert (tmp_path / "write" / "outcome").read_text() == "done"
         assert written(broker, topic_of("write"), 2) == expected["write"]
     finally:
@@ -152,7 +156,7 @@ def test_drivers_and_brokers_that_die_at_any_moment(spark: SparkSession, tmp_pat
             before = committed()
             driver = Driver(tmp_path, [plan])
             try:
-                until(lambda before=before: committed() > before, "a batch is written", driver)  # type: ignore[misc]
+                reached(lambda before=before: committed() > before, "a batch is written", driver)  # type: ignore[misc]
                 time.sleep(chance.uniform(0, 1.5))
                 if round_number % 2:
                     broker.kill()

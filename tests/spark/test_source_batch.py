@@ -18,10 +18,11 @@ from pyspark.sql import functions as sql
 from sava.client.blocking import Client
 from tests.integration.test_tls import make_certificates
 from tests.spark.conftest import s3_environment
-from tests.spark.source_topics import extent, fill, link_to, new_topic, payload, read, stored, until
+from tests.spark.source_topics import extent, fill, link_to, new_topic, payload, read, stored
 from tests.support.brokers import Standalone
 from tests.support.long import only_long
 from tests.support.objects import S3Server
+from tests.support.waiting import wait_until
 
 WHEN = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
@@ -65,7 +66,7 @@ def test_history_and_tail_are_one_range_without_a_gap(spark: SparkSession, slow_
     """20 MB: a segment of 16 and a tail; and with pruned columns, which are read another way."""
     topic, count, size = new_topic(), 20_000, 1000
     fill(slow_broker, topic, range(count), size=size)
-    until(lambda: extent(slow_broker, topic).stored > 0, "a segment")
+    wait_until(lambda: extent(slow_broker, topic).stored > 0, "a segment")
     assert 0 < extent(slow_broker, topic).stored < count
     rows = read(spark, slow_broker, topic=topic)
     wrong = rows.where(sql.col("payload").cast("string").cast("bigint") != sql.col("offset"))

@@ -14,9 +14,10 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from sava.pipeline.launch import brief
-from tests.spark.source_topics import Seen, extent, fill, follow, new_topic, stored, until
+from tests.spark.source_topics import Seen, extent, fill, follow, new_topic, stored
 from tests.support.brokers import Standalone
 from tests.support.long import only_long
+from tests.support.waiting import wait_until
 
 EARLIEST = {"startingOffsets": "earliest"}
 NOW = {"availableNow": True}
@@ -42,7 +43,7 @@ def test_a_stream_follows_its_topic(spark: SparkSession, broker: Standalone, tmp
     seen = Seen()
     query = seen.start(follow(spark, broker, topic=topic), tmp_path / "checkpoint")
     try:
-        until(
+        wait_until(
             lambda: (
                 (tmp_path / "checkpoint" / "offsets" / "0").exists()
                 or query.status["isDataAvailable"]
@@ -238,7 +239,7 @@ def test_progress_is_seen_at_the_cluster(spark: SparkSession, broker: Standalone
     query = seen.start(follow(spark, broker, maxMessagesPerTrigger="10", **options), tmp_path)
     try:
         seen.wait(query, 25)
-        until(lambda: backlog(broker, topic, "spark") == 0, "all is acked")
+        wait_until(lambda: backlog(broker, topic, "spark") == 0, "all is acked")
         latest = [progress["sources"][0]["latestOffset"] for progress in query.recentProgress]
         assert json.loads(latest[0]) == {topic: {"0": 25}}
     finally:

@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 from sava.client import Client
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from tests.spark.source_topics import Seen
-from tests.support.brokers import Brokers, until
+from tests.support.brokers import Brokers
 from tests.support.long import only_long
+from tests.support.waiting import until
 
 pytestmark = only_long("brokers of its own")
 

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,6 @@ class World:
         except SavaError:
             return []  # there is no such topic yet
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        self.runner.until(condition, what)
-
     def shown(self, pipeline: str) -> dict[str, Any]:
         """By the command."""
         out, _ = self._loop.run(self.east.command("pipelines", "status", pipeline, "-o", "json"))
@@ -91,7 +88,7 @@ class World:
         return self.pipelines.status(pipeline).restarts
 
     def until_begun_again(self, pipeline: str, before: int) -> None:
-        self.until(lambda: self.restarts(pipeline) > before, f"{pipeline} is begun again")
+        self.runner.reached(lambda: self.restarts(pipeline) > before, f"{pipeline} is begun again")
         assert re.search(f"stuck: .*behind, and nothing was done for .* name={pipeline}", self.runner.said)
         assert int(self.shown(pipeline)["restarts"]) > before
         assert self.counted(pipeline) > before
@@ -124,18 +121,18 @@ def test_a_query_whose_function_hangs_is_begun_again_and_goes_on(world: World, t
         to={"topic": TARGET},
     )
     world.east.publish(SOURCE, numbers[:50])
-    world.until(lambda: len(written()) == 50, "it goes well at first")
+    world.runner.reached(lambda: len(written()) == 50, "it goes well at first")
     before = world.restarts("shout")
     hangs.touch()
     world.east.publish(SOURCE, numbers[50:100])
     world.until_begun_again("shout", before)
     assert len(written()) == 50, "nothing of what hangs is done"
     hangs.unlink()
-    world.until(lambda: len(written()) == 100, "the same batch is done, once it can be")
+    world.runner.reached(lambda: len(written()) == 100, "the same batch is done, once it can be")
     world.east.publish(SOURCE, numbers[100:])
-    world.until(lambda: len(written()) == 150, "and the next")
+    world.runner.reached(lambda: len(written()) == 150, "and the next")
     assert written() == Counter(number.upper() for number in numbers)
-    world.until(lambda: world.pipelines.status("shout").lag_messages == 0, "nothing is left")
+    world.runner.reached(lambda: world.pipelines.status("shout").lag_messages == 0, "nothing is left")
     assert (world.shown("shout")["state"], world.shown("shout")["last_error"]) == ("running", "")
     assert world.runner.stop() == 0, world.runner.said
 
@@ -149,7 +146,7 @@ def test_a_link_whose_worker_is_frozen_is_begun_again_and_goes_on(world: World) 
 
     world.east.publish(ORDERS, numbers[:50])
     world.replicate()
-    world.until(lambda: len(copied()) == 50, "it goes well at first")
+    world.runner.reached(lambda: len(copied()) == 50, "it goes well at first")
     daemon, *_ = sorted(world.runner.parts("pyspark.daemon"), key=_started_at)
     workers = [pid for pid in world.runner.parts("pyspark.daemon") if pid != daemon]
     assert workers, "tasks have run in some process"
@@ -159,15 +156,15 @@ def test_a_link_whose_worker_is_frozen_is_begun_again_and_goes_on(world: World) 
         before = world.restarts(LINK)
         world.east.publish(ORDERS, numbers[50:100])
         world.until_begun_again(LINK, before)
-        world.until(lambda: len(copied()) == 100, "another worker does it")
+        world.runner.reached(lambda: len(copied()) == 100, "another worker does it")
     finally:
         for pid in workers:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
     world.east.publish(ORDERS, numbers[100:])
-    world.until(lambda: len(copied()) >= 150, "and the next")
+    world.runner.reached(lambda: len(copied()) >= 150, "and the next")
     assert copied() == numbers
-    world.until(lambda: world.pipelines.status(LINK).lag_messages == 0, "nothing is left")
+    world.runner.reached(lambda: world.pipelines.status(LINK).lag_messages == 0, "nothing is left")
     assert (world.shown(LINK)["state"], world.shown(LINK)["last_error"]) == ("running", "")
     assert world.runner.stop() == 0, world.runner.said
 

@@ -34,6 +34,7 @@ from tests.support.copying import ChainStream, replica
 from tests.support.long import only_long
 from tests.support.replication import RunningLink
 from tests.support.replication import Side as Cluster
+from tests.support.waiting import wait_until
 
 EAST, WEST = "east", "west"
 TIME = 1_700_000_000_000_000
@@ -214,7 +215,7 @@ class Command:
             (found,) = self._loop.run(self._east.status(self.topic))
             return max((each.position for each in found.partitions), default=0)
 
-        self.link.wait(lambda: position() == end, f"{end} are copied", timeout=60)
+        wait_until(lambda: position() == end, f"{end} are copied", timeout=60)
 
     def question(self) -> VerifyRequest:
         """What the command compares."""
@@ -262,7 +263,7 @@ def test_a_copy_begins_where_its_policy_did(
     at = "latest" if start == "latest" else str(TIME + 1)
     command = Command(clusters, pair.topic, start=at)
     try:
-        command.link.wait(lambda: command.begins() == [5], "it is known where the copy begins")
+        wait_until(lambda: command.begins() == [5], "it is known where the copy begins")
         ClusterClient.of(ClusterAccess(clusters[0].url)).publish(pair.topic, iter([later(3)]))
         command.until_copied(8)
         assert command.question().ranges == {0: (5, 8)}

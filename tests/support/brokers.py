@@ -25,7 +25,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,7 +36,6 @@ import yaml
 from sava.api.admin_client import PLAIN, AdminClient
 from sava.client import Client
 from sava.config import Auth
-from sava.errors import SavaError
 from sava.proto import admin_pb2 as pb
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.proto import danube_admin_pb2 as admin
@@ -44,7 +43,7 @@ from sava.proto import danube_admin_pb2_grpc as admin_rpc
 from sava.proto import topics_admin_pb2 as topics_pb
 from tests.support.network import Links, free_ports
 from tests.support.processes import PIPE, Child, Forked, start_sava
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 FAST: dict[str, Any] = {"heartbeat_interval_ms": 50, "election_timeout_ms": 500}
 """For scenarios that are not about the default timeouts."""
@@ -364,20 +363,6 @@ CALL_S = PATIENCE_S / 2
 """A call that was lost on its way can be repeated before patience is over."""
 REGISTRATION_TTL_MS = 3000
 """Half of the default: most scenarios wait until a broker is taken for dead, and few are about how long."""
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: str, *, timeout: float = PATIENCE_S) -> None:
-    """Ask again and again; brokers have no event for everything that can be asked of them."""
-    deadline = time.monotonic() + timeout
-    failure: SavaError | None = None
-    while True:
-        try:
-            if await condition():
-                return
-        except SavaError as error:
-            failure = error
-        assert time.monotonic() < deadline, f"not within {timeout:g} s: {what} ({failure})"
-        await asyncio.sleep(0.05)
 
 
 class Brokers(Cluster):

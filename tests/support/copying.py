@@ -20,7 +20,6 @@ from grpc import aio
 from msgspec.structs import replace
 
 from sava.client.blocking import Client
-from sava.client.errors import ClientError
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
 from sava.pipeline.options import TopicPartition
 from sava.pipeline.replicate import copying
@@ -33,21 +32,9 @@ from sava.records import Message, Origin, RecordBatch
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 from sava.topics.ranges import runs
 from sava.topics.source_copier import Source, SourceRange
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 T = TypeVar("T")
-
-
-def eventually(ask: Callable[[], T]) -> T:
-    """A broker that has just been started answers after some attempts."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return ask()
-        except ClientError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
 
 
 class Site:
@@ -56,7 +43,7 @@ class Site:
     def __init__(self, name: str, access: ClusterAccess) -> None:
         self.name = name
         self.access = access
-        self.cluster_id = eventually(TargetCluster.of(access).hello).cluster_id
+        self.cluster_id = wait_until(TargetCluster.of(access).hello, f"{name} answers").cluster_id
 
     def close(self) -> None:
         TargetCluster.of(self.access).close()
@@ -69,7 +56,9 @@ class Site:
     def create(self, topic: str) -> int:
         """Its id."""
         target = TargetCluster.of(self.access)
-        shape = eventually(lambda: target.ensure_topic(topic, partitions=0, cluster=self.name))
+        shape = wait_until(
+            lambda: target.ensure_topic(topic, partitions=0, cluster=self.name), f"{topic} is there"
+        )
         return int(shape.topic_ids[0])
 
     def publish(self, topic: str, messages: list[Message]) -> None:
@@ -80,10 +69,12 @@ class Site:
 
     def stored(self, topic: str) -> None:
         """Until everything is in segments."""
-        deadline = time.monotonic() + PATIENCE_S
-        while (extent := self.extent(topic)).stored < extent.end:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+
+        def is_stored() -> bool:
+            extent = self.extent(topic)
+            return extent.stored >= extent.end
+
+        wait_until(is_stored, f"{topic} is in segments", poll_s=0.05)
 
     def messages(self, topic: str) -> list[Message]:
         extent = self.extent(topic)
@@ -488,10 +479,11 @@ class Load:
 
     def wait_begun(self) -> None:
         """Until something was published to each topic, however slow the machine is."""
-        deadline = time.monotonic() + SEND_S
-        while not all(self.published.values()) and self._failure is None:
-            assert time.monotonic() < deadline, f"{self.cluster}: {self.published}"
-            time.sleep(0.05)
+
+        def has_begun() -> bool:
+            return all(self.published.values()) or self._failure is not None
+
+        wait_until(has_begun, lambda: f"{self.cluster}: {self.published}", timeout=SEND_S, poll_s=0.05)
 
     def stop(self) -> None:
         """Raises what a producer was told."""

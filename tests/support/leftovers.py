@@ -46,6 +46,15 @@ def sweep_after_this_process() -> None:
     _sweepers.append(sweeper)
 
 
+def wait_for_the_last(patience_s: float = 3.0) -> None:
+    """Give what was asked to end, or has lost its parent, the time to end by itself. What is still there then
+    is left to the sweeper, which names it."""
+    wanted = f"{MARK}={os.environ[MARK]}".encode()
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline and any(_has(process, wanted) for process in Path("/proc").iterdir()):
+        time.sleep(PAUSE_S)
+
+
 def _sweep(mark: str) -> None:
     wanted = f"{MARK}={mark}".encode()
     for _ in range(SWEEPS):

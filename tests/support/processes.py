@@ -147,6 +147,8 @@ class _Server:
             socket.send_fds(self._socket, [request], descriptors)
 
     def close(self) -> None:
+        """End the server; processes that it has started go on."""
+        atexit.unregister(self.close)
         self._socket.close()
         self._process.wait(10)
 
@@ -160,6 +162,13 @@ def _server() -> _Server:
         if not _running:
             _running.append(_Server())
         return _running[0]
+
+
+def stop_server() -> None:
+    """End the server of this process, if there is one: a worker of pytest-xdist ends without ``atexit``."""
+    with _starting:
+        while _running:
+            _running.pop().close()
 
 
 # -- children of asynchronous tests ------------------------------------------------------------

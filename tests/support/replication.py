@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -41,9 +40,9 @@ from sava.pipeline.runner.control import JobStatus
 from sava.proto import pipelines_pb2, streams_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.records import Message
-from tests.support.brokers import Standalone, sava, until
+from tests.support.brokers import Standalone, sava
 from tests.support.network import free_ports
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until, wait_until
 
 HOLD_S = 0.2
 
@@ -227,17 +226,10 @@ class RunningLink:
 
     def stop(self, *, now: bool = False, timeout: float = PATIENCE_S) -> None:
         self.job.stop(now=now)
-        self.wait(lambda: self.job.end is not None, "the link has ended", timeout)
+        wait_until(lambda: self.job.end is not None, "the link has ended", timeout=timeout)
         self._claim.release()
         assert self.job.end is not None
         assert not self.job.end
-
-    @staticmethod
-    def wait(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {timeout:g} s: {what}"
-            time.sleep(0.02)
 
 
 class Told(logging.Handler):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -135,10 +135,3 @@ async def received(consumer: ConsumerHandle, count: int) -> list[tuple[int, str]
 
 def ranges(*offsets: int) -> Sequence[tuple[int, int]]:
     return [(offset, offset + 1) for offset in offsets]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """For what happens in the background and tells nobody."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)

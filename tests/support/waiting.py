@@ -10,15 +10,97 @@ machine is fast enough for one.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+from sava.errors import SavaError
+
+T = TypeVar("T")
 
 PATIENCE_S: Final = 60.0
 FAR_S: Final = 10 * PATIENCE_S
 HURRIES: Final = (2.0, 8.0, 30.0)
+
+
+class NotInTime(AssertionError):
+    """A condition was not true before its deadline."""
+
+
+class _Attempts:
+    """A condition's attempts until a deadline. A broker that refuses (SavaError) is asked again."""
+
+    def __init__(
+        self, what: str | Callable[[], object], timeout: float, passing: tuple[type[Exception], ...]
+    ) -> None:
+        self._what = what
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self.passing: tuple[type[Exception], ...] = (SavaError, *passing)
+        self.last: object = None
+        """The value or the error of the last attempt."""
+
+    def check(self) -> None:
+        if time.monotonic() > self._deadline:
+            what = self._what() if callable(self._what) else self._what
+            raise NotInTime(f"not within {self._timeout:g} s: {what} (last: {self.last!r})")
+
+
+async def until(
+    condition: Callable[[], object],
+    what: str | Callable[[], object] = "the condition",
+    *,
+    timeout: float = PATIENCE_S,
+    poll_s: float = 0.0,
+    passing: tuple[type[Exception], ...] = (),
+) -> None:
+    """Ask again and again until the answer is true: for what has no event to wait for. Errors of the types
+    ``passing`` mean "not yet". Raises NotInTime, with ``what`` and the last answer.
+
+    The condition may be a coroutine function, which asks a broker as a rule: every 50 ms, where a look at
+    this process is taken every 5 ms.
+    """
+    attempts = _Attempts(what, timeout, passing)
+    while True:
+        pause_s = 0.005
+        try:
+            answer = condition()
+            if inspect.isawaitable(answer):
+                pause_s = 0.05
+                answer = await answer
+            attempts.last = answer
+            if attempts.last:
+                return
+        except attempts.passing as error:
+            attempts.last = error
+        attempts.check()
+        await asyncio.sleep(poll_s or pause_s)
+
+
+def wait_until(
+    condition: Callable[[], T],
+    what: str | Callable[[], object] = "the condition",
+    *,
+    timeout: float = PATIENCE_S,
+    poll_s: float = 0.02,
+    passing: tuple[type[Exception], ...] = (),
+) -> T:
+    """``until`` for tests without an event loop; returns the answer."""
+    attempts = _Attempts(what, timeout, passing)
+    while True:
+        try:
+            if value := condition():
+                return value
+            attempts.last = value
+        except attempts.passing as error:
+            attempts.last = error
+        attempts.check()
+        time.sleep(poll_s)
 
 
 # -- how long something takes ------------------------------------------------------------------

@@ -23,8 +23,9 @@ import msgspec
 
 from sava.pipeline.launch import SparkMissing, find_java
 from sava.proto import replication_pb2
+from tests.support.waiting import until
 from tests.torture import oracles
-from tests.torture.cluster import CLIENTS, ROOT, WEST, Cluster, Surroundings, ended, until
+from tests.torture.cluster import CLIENTS, ROOT, WEST, Cluster, Surroundings, ended
 from tests.torture.faults import Nemesis, Operator
 from tests.torture.history import Recorder, read
 from tests.torture.load import SETTLE_S, Status
@@ -150,7 +151,7 @@ class Run:
             is_writing = (self._directory / "spark/checkpoint/commits/0").exists() or not self._options.spark
             return is_writing and all(topic in self._status().last_ack for topic in TOPICS)
 
-        await until(has_begun, "all clients have begun", timeout=180.0)
+        await until(has_begun, "all clients have begun", timeout=180.0, poll_s=0.1)
         await asyncio.sleep(WARM_UP_S)
 
     # -- the torture -----------------------------------------------------------------------------

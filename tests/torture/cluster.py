@@ -31,6 +31,7 @@ from sava.proto import admin_pb2, brokers_pb2, ledgers_pb2, topics_admin_pb2
 from tests.integration.test_tls import make_certificates
 from tests.support.network import Links, free_ports
 from tests.support.objects import BUCKET, S3Server
+from tests.support.waiting import NotInTime, until
 from tests.torture.broker_child import VARIABLE, Knobs
 from tests.torture.disks import Disk, FolderDisk, ImageDisk, NoMounts, room_for_images
 from tests.torture.history import Exited, Recorder
@@ -320,7 +321,12 @@ class Store:
         )
 
     async def ready(self) -> None:
-        await until(lambda: asyncio.to_thread(self._server.takes_objects), "the S3 server", timeout=START_S)
+        await until(
+            lambda: asyncio.to_thread(self._server.takes_objects),
+            "the S3 server",
+            timeout=START_S,
+            poll_s=0.1,
+        )
 
     def signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -342,25 +348,6 @@ async def ended(process: subprocess.Popen[bytes], *, timeout: float) -> int:
             raise TimeoutError(f"process {process.pid} has not ended within {timeout:g} s")
         await asyncio.sleep(0.02)
     return code
-
-
-class NotInTime(Exception):
-    """Something that must happen did not happen before its deadline."""
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: str, *, timeout: float) -> None:
-    """Ask again and again. Raises NotInTime."""
-    deadline = time.monotonic() + timeout
-    failure: Exception | None = None
-    while True:
-        try:
-            if await condition():
-                return
-        except (SavaError, TimeoutError) as error:
-            failure = error
-        if time.monotonic() > deadline:
-            raise NotInTime(f"not within {timeout:g} s: {what} ({failure})")
-        await asyncio.sleep(0.1)
 
 
 class Cluster:
@@ -463,7 +450,8 @@ class Cluster:
         deadline = time.monotonic() + timeout
 
         async def reached(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-            await until(condition, what, timeout=max(deadline - time.monotonic(), 1.0))
+            left = max(deadline - time.monotonic(), 1.0)
+            await until(condition, what, timeout=left, poll_s=0.1, passing=(TimeoutError,))
 
         for broker in self.brokers:
             await reached(partial(self._sees_all, broker), f"{broker.name} sees all brokers")

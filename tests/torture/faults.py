@@ -20,7 +20,8 @@ from typing import Final
 
 from sava.errors import SavaError
 from sava.proto import admin_pb2, brokers_pb2, topics_admin_pb2
-from tests.torture.cluster import BROKERS, CLIENTS, STORE, WEST, Broker, Cluster, NotInTime, until
+from tests.support.waiting import NotInTime, until
+from tests.torture.cluster import BROKERS, CLIENTS, STORE, WEST, Broker, Cluster
 from tests.torture.disks import ImageDisk
 from tests.torture.history import Fault, Operated, Recorder
 from tests.torture.load import Status
@@ -124,7 +125,9 @@ class Nemesis:
         """When; 0: not in time."""
         try:
             await self._cluster.whole(self._topics, timeout=RECOVERY_S)
-            await until(partial(self._all_acked, since), "every topic takes messages", timeout=RECOVERY_S)
+            await until(
+                partial(self._all_acked, since), "every topic takes messages", timeout=RECOVERY_S, poll_s=0.1
+            )
         except (NotInTime, TimeoutError, SavaError) as error:
             print(f"not recovered from {self.current}: {type(error).__name__}: {error}", flush=True)
             return 0.0

@@ -493,7 +493,7 @@ def test_a_read_may_not_see_what_began_after_it_ended() -> None:
     assert not linearizability.check_key("/k", calls).is_linearizable
 
 
-def test_a_write_of_unknown_outcome_may_take_effect_long_after_it_was_given_up() -> None:
+def test_a_write_of_unknown_outcome_may_take_effect_much_later() -> None:
     """It is seen by nobody, then by one, and from then on by all."""
     unknown = Called(0, 1, "c", "put", "/k", "a", 0, "unknown")
     calls = [unknown, get(2, 3, None, 0), get(4, 5, "a", 7)]

@@ -106,7 +106,7 @@ def line(at: float, text: str) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03}Z WARNING broker=3 sava.x {text}\n"
 
 
-def test_the_stages_of_a_round_are_those_of_its_victims_and_after_its_fault() -> None:
+def test_the_stages_of_a_round_are_its_victims_and_after_its_fault() -> None:
     """Broker 7 is killed at 1000. An earlier doubt, another broker's eviction, and a topic that the victim
     did not own do not count; of two topics the later one ends the stage."""
     leader = (

@@ -69,7 +69,7 @@ def test_an_aim_is_called_one() -> None:
         assert target.startswith("aim: ") == (verdict in ("reached", "not reached"))
 
 
-def test_a_partial_run_leaves_the_other_sections_with_their_own_date_and_commit() -> None:
+def test_a_partial_run_leaves_the_other_sections_as_they_were() -> None:
     both = report(row("puts", "put", 200, 100), row("spark", "read", 7), sections=("puts", "spark"))
     first, _ = updated(EMPTY, both, ORDER)
     later = report(
@@ -92,7 +92,8 @@ def test_a_partial_run_leaves_the_other_sections_with_their_own_date_and_commit(
     assert "| read | 7/s |" not in second
 
 
-def test_sections_stand_in_the_order_of_the_benchmark_whenever_they_were_measured() -> None:
+def test_sections_stand_in_the_order_of_the_benchmark() -> None:
+    """Whenever they were measured."""
     text = EMPTY
     for name in ("spark", "puts", "broker"):
         text, _ = updated(text, report(row(name, "rate", 1), sections=(name,)), ORDER)
@@ -105,7 +106,7 @@ def test_writing_the_same_twice_changes_nothing() -> None:
     assert updated(once, run, ORDER)[0] == once
 
 
-def test_a_section_that_broke_off_without_a_figure_keeps_its_former_ones_and_is_named() -> None:
+def test_a_section_without_a_figure_keeps_its_former_ones_and_is_named() -> None:
     first, _ = updated(EMPTY, report(row("puts", "put", 200, 100), sections=("puts",)), ORDER)
     broken = report(sections=("puts",), faults=[Fault("puts", "etcd ended with 1")], commit="4567def")
     second, kept = updated(first, broken, ORDER)

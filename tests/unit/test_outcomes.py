@@ -132,7 +132,7 @@ def test_a_call_without_an_answer(
 
 
 @pytest.mark.parametrize("raised", [Unavailable("x"), OutcomeUnknown("x"), ObjectStoreUnavailable("x")])
-def test_an_outcome_survives_the_wire_also_of_an_error_that_the_receiver_does_not_know(
+def test_the_outcome_of_an_unknown_error_survives_the_wire(
     raised: SavaError,
 ) -> None:
     trailing = [(key, str(value)) for key, value in error_mapping.trailing_of(raised)]

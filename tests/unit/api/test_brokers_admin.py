@@ -31,9 +31,8 @@ from sava.topics.names import TopicName
 from sava.topics.ownership import WrongState
 from sava.topics.specs import OwnershipState
 from tests.compat.raw import refused
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.api.site import BrokerAt, Site, members
-from tests.unit.cluster.fakes import until
 
 ORDERS = TopicName("default", "orders")
 SINGLE_BROKER = (
@@ -212,7 +211,7 @@ async def test_topics_of_a_broker_as_danube_lists_them(pair: Pair) -> None:
     assert (await refused(bad))[0] is StatusCode.INVALID_ARGUMENT
 
 
-async def test_settings_of_a_partitioned_topics_subscription_as_danube_makes_them(pair: Pair) -> None:
+async def test_subscription_settings_of_a_partitioned_topic_as_danube_has_them(pair: Pair) -> None:
     one, two = pair
     await create(one, partitions=2)
     await one.director.move(ORDERS.partition(0), target=1, reason="test", timeout_ms=5000)

@@ -195,7 +195,7 @@ async def test_a_danube_client_works_with_a_broker_that_has_none_of_its_topics(f
     stream.cancel()
 
 
-async def test_a_consumer_of_a_topic_that_was_just_created_is_known_through_another_broker(
+async def test_a_consumer_of_a_new_topic_is_known_through_another_broker(
     fleet: Fleet,
 ) -> None:
     """Broker 2 lists all topics, for somebody's unknown id; then the topic is created, and subscribed to

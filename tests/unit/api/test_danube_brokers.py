@@ -74,7 +74,7 @@ async def test_a_drain_without_a_deadline_is_answered_as_far_as_it_has_come(
     assert (await service.UnloadBroker(request, NoDeadline())).pending == 0
 
 
-async def test_a_rebalance_without_a_deadline_is_answered_with_its_plan_and_continues(
+async def test_a_rebalance_without_a_deadline_answers_its_plan_and_continues(
     admin: tuple[BrokerAdmin, StuckController],
 ) -> None:
     service, controller = admin

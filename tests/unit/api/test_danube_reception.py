@@ -133,12 +133,12 @@ async def test_a_stream_is_served_by_the_owner(fleet: Fleet) -> None:
     await fleet.sessions[2].ended.wait()
 
 
-async def test_a_stream_goes_on_when_its_topic_moves_away_comes_back_and_moves_on(fleet: Fleet) -> None:
+async def test_a_stream_continues_when_its_topic_moves_and_comes_back(fleet: Fleet) -> None:
     """From this broker to 2, from there to 3, and here again: one stream to the client."""
     fleet.give(1, counting(0, 2))
     moves = [asyncio.Event() for _ in range(3)]
 
-    def until(move: asyncio.Event, start: int) -> Callable[[Any], Awaitable[None]]:
+    def reading_until(move: asyncio.Event, start: int) -> Callable[[Any], Awaitable[None]]:
         async def serves(write: Any) -> None:
             await write(pb.StreamMessage(request_id=start))
             await move.wait()
@@ -146,11 +146,11 @@ async def test_a_stream_goes_on_when_its_topic_moves_away_comes_back_and_moves_o
 
         return serves
 
-    fleet.give(1, until(moves[0], 0))
+    fleet.give(1, reading_until(moves[0], 0))
     call = fleet.receive(1)
     assert await take(call, 1) == [0]
     for turn, owner in enumerate((2, 3)):
-        fleet.give(owner, until(moves[turn + 1], turn + 1))
+        fleet.give(owner, reading_until(moves[turn + 1], turn + 1))
         moves[turn].set()
         assert await take(call, 1) == [turn + 1]
     fleet.give(1, counting(3, 1))
@@ -189,7 +189,7 @@ async def test_a_stream_that_nobody_serves_fails_after_a_while(
     assert ("sava-code", "not_served") in list[object](caught.value.trailing_metadata() or ())
 
 
-async def test_a_consumer_that_the_owner_does_not_know_is_told_through_the_other_broker(fleet: Fleet) -> None:
+async def test_a_consumer_unknown_to_the_owner_hears_it_through_another_broker(fleet: Fleet) -> None:
     """Its stream is held back as it would be there, until the health check has told it to subscribe again."""
     fleet.give(2, counting(0, 0, then=ConsumerUnknown("consumer 7 is not known here")))
     fleet.sessions[2].knows = False
@@ -213,7 +213,7 @@ async def test_health_of_a_consumer_is_the_owners_to_tell_and_unsure_is_well(fle
     assert await fleet.health(1) == "OK"
 
 
-async def test_health_of_a_producer_of_another_broker_is_asked_there_once_it_is_known() -> None:
+async def test_health_of_another_brokers_producer_is_asked_there() -> None:
     """By its id alone: so the id is remembered when its calls are forwarded."""
     producers = DanubeProducers(topics_of(ScriptedSeats(1)))
     assert producers.topic_elsewhere(42) is None

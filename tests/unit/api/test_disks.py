@@ -16,7 +16,7 @@ from sava.api.http import written
 from sava.api.metrics import broker
 from sava.api.metrics.broker import Disks
 from sava.config import Config, check
-from tests.support.brokers import until
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def uses(page: bytes) -> list[str]:
     return [line for line in page.decode().splitlines() if line.startswith("sava_disk_free_bytes{")]
 
 
-async def test_a_disk_that_hangs_stops_neither_the_broker_nor_the_others_and_is_not_told_as_full(
+async def test_a_hanging_disk_stops_no_broker_and_is_not_reported_as_full(
     config: Config, hanging: Hanging
 ) -> None:
     """Prometheus asks for /metrics; the NFS server of the segments is gone: the event loop waited for it,

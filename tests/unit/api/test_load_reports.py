@@ -14,9 +14,8 @@ from sava.supervisor import Supervisor
 from sava.topics.names import TopicName
 from sava.topics.topic import Topic
 from tests.support.topics import options, publish
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.api.site import BrokerAt, Site
-from tests.unit.cluster.fakes import until
 
 ORDERS = TopicName("default", "orders")
 

@@ -75,7 +75,7 @@ async def test_the_parts_of_a_family_are_told_in_one_row() -> None:
     assert names == ["backlog_messages"] * 120 + ["acked_messages_total"] * 120
 
 
-async def test_a_page_of_many_topics_does_not_keep_the_event_loop_from_its_other_work(
+async def test_a_page_of_many_topics_does_not_hold_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Heartbeats, renewals and deliveries wait while the loop writes: with thousands of topics for longer

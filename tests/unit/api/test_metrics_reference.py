@@ -45,7 +45,7 @@ def test_the_part_is_measured(part: str) -> None:
     assert [name for name in PARTS[part] if name not in rows()] == []
 
 
-def test_durations_and_sizes_are_histograms_where_percentiles_are_asked_for() -> None:
+def test_durations_and_sizes_with_percentiles_are_histograms() -> None:
     for name in (
         "sava_raft_proposal_seconds",
         "sava_journal_sync_seconds",

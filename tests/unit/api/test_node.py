@@ -154,10 +154,12 @@ async def test_a_stalled_loop_does_not_start_an_election(trio: Trio) -> None:
     assert {node.replica.term for node in trio.nodes} == {term}
 
 
-async def test_the_event_loop_runs_while_the_log_is_read_and_a_start_that_is_given_up_leaves_no_lock(
+async def test_the_loop_runs_while_the_log_is_read_and_no_lock_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading a long log takes seconds. A signal that comes meanwhile ends the start; the thread ends later,
+    """A start that is given up leaves no lock behind.
+
+    Reading a long log takes seconds. A signal that comes meanwhile ends the start; the thread ends later,
     and what it opened is closed, so that the directory can be opened again by the same process."""
     may_end, begun = threading.Event(), threading.Event()
     real = open_state
@@ -305,7 +307,7 @@ async def test_an_impossible_state_stops_the_node_and_nobody_waits_for_ever(
         await RaftStore(leader).put("/y", b"1")
 
 
-async def test_an_error_of_one_connection_ends_neither_the_node_nor_its_other_connections(
+async def test_an_error_of_one_connection_ends_nothing_else(
     trio: Trio, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """uvloop    closes the handle of one connection, and says nothing

@@ -20,7 +20,7 @@ def test_both_ports_let_peers_ask_whether_the_broker_is_there() -> None:
         assert set(PINGS_ALLOWED) <= set(options)
 
 
-async def test_a_caller_of_the_admin_port_that_is_gone_without_a_word_leaves_no_connection_behind() -> None:
+async def test_a_caller_that_vanished_leaves_no_connection_on_the_admin_port() -> None:
     """It has opened its connection, says nothing more, and answers no ping. The times are shortened."""
     hurried = [
         (name, int(value) // 30 if name.endswith("_ms") else value) for name, value in ports.ADMIN_OPTIONS

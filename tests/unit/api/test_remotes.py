@@ -61,7 +61,7 @@ async def test_the_first_address_that_answers_is_enough() -> None:
         assert (identity.cluster_name, identity.cluster_id, identity.version) == ("west", "id-west", "1")
 
 
-async def test_a_remote_without_anybody_is_unreachable_and_every_address_is_named() -> None:
+async def test_an_empty_remote_is_unreachable_and_every_address_is_named() -> None:
     one, other = free_ports(2)
     with pytest.raises(RemoteUnreachable) as caught:
         await RemoteClusters().hello(remote(f"127.0.0.1:{one},127.0.0.1:{other}"))

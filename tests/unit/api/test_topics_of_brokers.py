@@ -20,9 +20,8 @@ from sava.topics.names import TopicName
 from sava.topics.specs import OwnershipState
 from tests.support.network import free_ports
 from tests.support.topics import publish
-from tests.support.waiting import PATIENCE_S, OwnTime
+from tests.support.waiting import PATIENCE_S, OwnTime, until
 from tests.unit.api.site import BrokerAt, Site
-from tests.unit.cluster.fakes import until
 
 ORDERS = TopicName("default", "orders")
 PARTS = [ORDERS.partition(index) for index in range(4)]

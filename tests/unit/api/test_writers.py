@@ -224,7 +224,7 @@ async def test_parts_that_the_owner_does_not_find_are_lost() -> None:
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
-async def test_that_nobody_knows_the_topic_is_checked_before_its_part_is_given_up(is_gone: bool) -> None:
+async def test_a_topics_part_is_given_up_only_if_no_broker_knows_the_topic(is_gone: bool) -> None:
     class Here:
         async def check_gone(self, *_: object) -> None:
             if not is_gone:

@@ -147,9 +147,7 @@ def test_topics_that_failed_or_remain_are_a_failure(admin: FakeAdmin, sava: Sava
     assert sava("brokers drain 9 -o json", code=1).json["failed_topics"] == ["/default/a"]
 
 
-def test_a_drain_that_cannot_be_followed_to_its_end_is_not_said_to_have_failed(
-    admin: FakeAdmin, sava: Sava
-) -> None:
+def test_a_drain_that_cannot_be_followed_is_not_said_to_have_failed(admin: FakeAdmin, sava: Sava) -> None:
     progress = pb.DrainProgress(total=3, succeeded=1, pending=2, status="draining")
     refusal = Refusal("unavailable", "the leader has changed")
     scripts: list[list[Message | Refusal]] = [[progress, refusal], [progress]]

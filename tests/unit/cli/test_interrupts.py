@@ -31,7 +31,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_signal_that_does_not_disturb_the_sleep_of_the_loop_ends_it_all_the_same() -> None:
+def test_a_signal_that_does_not_wake_the_loop_ends_it_all_the_same() -> None:
     """A signal that comes after the loop has looked for signals and before it sleeps does not wake it. The
     same happens here for certain: the signal is blocked in the loop's thread, so another thread takes it."""
     command = [sys.executable, "-c", WAITING]

@@ -171,7 +171,7 @@ async def with_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     assert not cluster.runner.is_running
 
 
-async def test_a_runner_that_ends_by_itself_is_started_again_after_longer_and_longer_pauses(
+async def test_a_runner_that_ends_is_started_again_after_growing_pauses(
     tmp_path: Path, with_runner: LocalCluster
 ) -> None:
     (tmp_path / "code").write_text("70")

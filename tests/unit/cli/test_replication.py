@@ -75,7 +75,7 @@ def test_every_command_explains_itself(sava: Sava, command: str) -> None:
     assert "Usage" in sava(f"{command} --help").out
 
 
-def test_a_remote_is_sent_as_it_was_given_and_its_token_may_come_from_the_environment(
+def test_a_remote_is_sent_as_given_its_token_from_the_environment_too(
     cluster: FakeAdmin, sava: Sava, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SAVA_REMOTE_TOKEN", "secret")
@@ -102,9 +102,7 @@ def test_a_remote_that_is_refused_is_one_line_and_exit_code_one(cluster: FakeAdm
     assert sava("remotes add west --service a:1", code=1).err == "sava: both clusters are called east\n"
 
 
-def test_testing_a_remote_fails_when_it_is_silent_or_messages_are_not_copied(
-    cluster: FakeAdmin, sava: Sava
-) -> None:
+def test_testing_a_remote_fails_if_it_is_silent_or_copies_nothing(cluster: FakeAdmin, sava: Sava) -> None:
     cluster.answers["TestRemote"] = [pb.TestRemoteResponse(error="a:1 cannot be reached")]
     assert sava("remotes test west", code=1).err == "sava: remote west: a:1 cannot be reached\n"
     cluster.answers["TestRemote"] = [pb.TestRemoteResponse(is_reachable=True, differences=[MISSING])]

@@ -20,7 +20,7 @@ def test_pauses_grow_up_to_a_limit_and_begin_anew_after_a_success() -> None:
 
 
 @pytest.mark.parametrize("code", ["topic_moved", "not_owner"])
-def test_a_topic_that_has_moved_is_looked_up_at_once_but_not_again_and_again(code: str) -> None:
+def test_a_topic_that_has_moved_is_looked_up_at_once_and_then_seldom(code: str) -> None:
     backoff, moved = ReconnectBackoff(), Unavailable("it has moved", code)
     assert backoff.delay(moved) == 0.0
     assert backoff.delay(moved) >= FIRST_S

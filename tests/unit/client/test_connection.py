@@ -104,7 +104,7 @@ def test_a_change_that_may_have_been_sent_is_not_called_undone(
     assert (failure.outcome is Outcome.UNKNOWN) == (kind is Unanswered)
 
 
-async def test_an_attempt_that_may_have_happened_is_not_forgotten_for_a_later_one(
+async def test_an_attempt_that_may_have_happened_outweighs_a_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first broker takes the request and dies; the second one refuses connections until the time is up.
@@ -176,8 +176,10 @@ class Silenced(Connection):
         raise Unavailable("it said nothing")
 
 
-async def test_two_who_fail_at_once_with_one_address_go_on_to_the_next_and_not_past_it() -> None:
-    """Each moved the turn on by one, which for two addresses is back to the first."""
+async def test_two_calls_that_fail_with_one_address_try_the_next_one() -> None:
+    """Both fail at once, and neither goes past the next address.
+
+    Each moved the turn on by one, which for two addresses is back to the first."""
     connection = Silenced()
     await asyncio.gather(*(connection.look_up("/default/t") for _ in range(2)))
     assert connection.asked == ["silent:1", "silent:1", "good:2", "good:2"]
@@ -196,7 +198,7 @@ async def test_no_broker_is_unavailable_within_the_timeout() -> None:
             await client.reader("/default/t").open()
 
 
-async def test_a_broker_that_a_look_up_has_named_answers_when_the_named_one_is_gone(
+async def test_a_broker_from_a_look_up_answers_when_the_given_one_is_gone(
     broker: MemoryBroker,
 ) -> None:
     async with MemoryBroker() as other, Client(broker.address, timeout=PATIENCE_S) as client:

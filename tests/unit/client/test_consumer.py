@@ -41,7 +41,7 @@ async def take(consumer: Consumer, count: int) -> list[Message]:
     return messages
 
 
-async def until(broker: MemoryBroker, condition: Callable[[], bool]) -> None:
+async def reached(broker: MemoryBroker, condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S), broker.changed:
         await broker.changed.wait_for(condition)
 
@@ -70,7 +70,7 @@ async def test_an_opening_says_what_was_asked_for(client: Client, broker: Memory
     async with client.consumer(
         TOPIC, subscription="s", type="key_shared", name="c", start=5, key_filters=("a*",), receive_queue=100
     ):
-        await until(broker, lambda: bool(broker.credits))
+        await reached(broker, lambda: bool(broker.credits))
     (opening,) = broker.openings
     assert (opening.subscription, opening.consumer_name, opening.start.offset) == ("s", "c", 5)
     assert (opening.type, list(opening.key_filters)) == (pb.SUBSCRIPTION_KEY_SHARED, ["a*"])
@@ -110,7 +110,7 @@ async def test_acks_go_by_themselves_and_closing_sends_the_last_ones(
     async with client.consumer(TOPIC, subscription="s") as consumer:
         first, second = await take(consumer, 2)
         await consumer.ack(first)
-        await until(broker, lambda: broker.topic(TOPIC).acked == {0})
+        await reached(broker, lambda: broker.topic(TOPIC).acked == {0})
         await consumer.ack(second)
     assert broker.topic(TOPIC).acked == {0, 1}
 
@@ -121,7 +121,7 @@ async def test_a_nack_says_when_and_why(client: Client, broker: MemoryBroker) ->
         messages = await take(consumer, 3)
         await consumer.nack(messages[0], delay_ms=50, reason="not now")
         await consumer.nack(messages[1:])
-        await until(broker, lambda: len(broker.topic(TOPIC).nacked) == 2)
+        await reached(broker, lambda: len(broker.topic(TOPIC).nacked) == 2)
     first, second = broker.topic(TOPIC).nacked
     assert (list(first.ranges), first.delay_ms, first.reason) == ([0, 1], 50, "not now")
     assert list(second.ranges) == [1, 3]
@@ -141,7 +141,7 @@ async def test_credits_come_back_in_large_steps(client: Client, broker: MemoryBr
     await publish(client, *(b"%d" % n for n in range(40)))
     async with client.consumer(TOPIC, subscription="s", receive_queue=16) as consumer:
         await take(consumer, 40)
-        await until(broker, lambda: sum(broker.credits) >= 16 + 40 - 8)
+        await reached(broker, lambda: sum(broker.credits) >= 16 + 40 - 8)
     assert broker.credits[0] == 16
     assert all(granted >= 8 for granted in broker.credits)
 
@@ -182,14 +182,14 @@ async def test_a_reconnect_shows_acked_messages_only_once_and_unseen_ones_once(
     async with client.consumer(TOPIC, subscription="s", name="c") as consumer:
         seen = await take(consumer, 6)
         await consumer.ack_many(seen)
-        await until(broker, lambda: broker.topic(TOPIC).acked == set(range(6)))
+        await reached(broker, lambda: broker.topic(TOPIC).acked == set(range(6)))
         broker.topic(TOPIC).acked.clear()
         consumer._streams[TOPIC]._acks.rewind()  # as if no receipt had come yet
         consumer._streams[TOPIC]._acks.add_range(0, 6)
         await broker.break_streams()
         rest = await take(consumer, 6)
         assert [message.offset for message in rest] == list(range(6, 12))
-        await until(broker, lambda: broker.topic(TOPIC).acked == set(range(6)))
+        await reached(broker, lambda: broker.topic(TOPIC).acked == set(range(6)))
     assert [opening.consumer_name for opening in broker.openings[-2:]] == ["c", "c"]
 
 
@@ -199,10 +199,10 @@ async def test_messages_that_were_queued_are_dropped_because_they_come_again(
     await publish(client, *(b"%d" % n for n in range(8)))
     async with client.consumer(TOPIC, subscription="s") as consumer:
         await take(consumer, 2)
-        await until(broker, lambda: len(broker.credits) == 1)
+        await reached(broker, lambda: len(broker.credits) == 1)
         broker.topic(TOPIC).cursor = 2
         await broker.break_streams()
-        await until(broker, lambda: len(broker.credits) == 2)
+        await reached(broker, lambda: len(broker.credits) == 2)
         assert [message.offset for message in await take(consumer, 6)] == list(range(2, 8))
         assert await consumer.receive_batch(timeout=0.01) is None
 

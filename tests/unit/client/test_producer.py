@@ -188,7 +188,7 @@ async def test_options_that_cannot_be_are_refused(client: Client) -> None:
 # -- partitions -------------------------------------------------------------------
 
 
-async def test_a_key_has_its_partition_and_messages_without_one_fill_batches_in_turn(
+async def test_keys_have_their_partition_and_keyless_messages_take_turns(
     client: Client, broker: MemoryBroker
 ) -> None:
     parts = broker.partitioned(TOPIC, 3)
@@ -203,7 +203,7 @@ async def test_a_key_has_its_partition_and_messages_without_one_fill_batches_in_
         assert [part.next_offset - b for part, b in zip(parts, before, strict=True)] == [10, 10, 10]
 
 
-async def test_a_partition_that_nobody_serves_does_not_keep_messages_that_others_could_have(
+async def test_an_unserved_partition_does_not_hold_messages_for_others(
     client: Client, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker of one partition dies. Its open batch is never sent, so it stays open, and the messages
@@ -455,7 +455,7 @@ async def test_messages_that_cannot_be_sent_in_time_fail_as_unavailable(
         assert offset == 1
 
 
-async def test_a_broker_that_never_answers_leaves_the_outcome_unknown_and_the_stream_is_renewed(
+async def test_a_silent_broker_leaves_the_outcome_unknown_and_a_new_stream(
     client: Client, broker: MemoryBroker
 ) -> None:
     async with client.producer(TOPIC, timeout=2) as producer:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
@@ -17,7 +17,7 @@ from sava.client import Client, liveness
 from sava.client.connection import Connection, open_stream
 from sava.client.errors import Unavailable
 from sava.proto import streams_pb2 as pb
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.client.server import MemoryBroker
 
 TOPIC = "/default/t"
@@ -34,13 +34,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
-        await asyncio.sleep(0.02)
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def test_receipts_settle_batches_in_order() -> None:
     assert len(flight.window) == 0
 
 
-def test_batches_whose_receipts_were_lost_are_sent_again_with_their_sequences() -> None:
+def test_batches_with_lost_receipts_are_sent_again_with_their_sequences() -> None:
     flight = Flight(first=20)
     flight.send("a", "b", "c")
     assert flight.resume(expected=40) == [("a", 20), ("b", 30), ("c", 40)]
@@ -114,7 +114,7 @@ def test_a_broker_that_forgot_the_producer_leaves_the_outcome_unknown() -> None:
     assert flight.told == [("a", OutcomeUnknown), ("b", OutcomeUnknown)]
 
 
-def test_a_sequence_inside_or_beyond_the_window_means_that_another_used_the_name() -> None:
+def test_a_sequence_in_or_beyond_the_window_means_another_used_the_name() -> None:
     for expected in (15, 31):
         flight = Flight()
         flight.send("a", "b", "c")
@@ -131,7 +131,7 @@ def test_a_new_producer_id_is_a_new_memory() -> None:
     assert flight.told == [("a", OutcomeUnknown)]
 
 
-def test_offsets_that_the_broker_forgot_are_unknown_and_the_messages_are_stored() -> None:
+def test_offsets_that_the_broker_forgot_are_unknown_but_stored() -> None:
     flight = Flight()
     flight.send("a", "b", "c")
     assert flight.resume(expected=20, ended_with=FORGOTTEN) == [("b", 10), ("c", 20)]

@@ -31,7 +31,7 @@ from sava.topics import ownership, specs
 from sava.topics.names import TopicName
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
 from tests.support.memory_store import MemoryStore
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 S = OwnershipState
 
@@ -48,13 +48,6 @@ def registration(broker: int, incarnation: int = 1, store_id: str = "shared") ->
 
 def storage_key(name: TopicName, topic_id: int) -> TopicKey:
     return TopicKey(name.namespace, name.topic, topic_id)
-
-
-async def soon(condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
-    """Of what no event tells."""
-    async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 class FakeBroker:
@@ -241,13 +234,13 @@ class World:
             and owner.serving.get(name) == (self.topic_id(name), record.epoch)
         )
 
-    async def until(self, condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
+    async def sees(self, condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
         await self.view.wait(condition, timeout=timeout)
 
     async def served(self, names: Iterable[TopicName], timeout: float = PATIENCE_S) -> None:
         """Until each has an owner that serves it."""
         names = list(names)
-        await soon(lambda: all(self.is_served(name) for name in names), timeout)
+        await until(lambda: all(self.is_served(name) for name in names), timeout=timeout)
 
     def watch_invariants(self) -> None:
         """At most one owner in an epoch, and epochs that only grow."""

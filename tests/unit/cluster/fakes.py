@@ -21,7 +21,6 @@ from sava.topics.ownership import KnownOwnership
 from sava.topics.registry import Namespaces, Registry
 from sava.topics.specs import Ownership, OwnershipState
 from tests.support.memory_store import MemoryStore
-from tests.support.waiting import PATIENCE_S
 
 ORDERS = TopicName("default", "orders")
 
@@ -218,10 +217,3 @@ def failing(error: Exception, times: int) -> Callable[[], Awaitable[None]]:
 
 async def never() -> None:
     await asyncio.Event().wait()
-
-
-async def until(condition: Callable[[], bool], timeout: float = PATIENCE_S) -> None:
-    """For what has no event to wait for."""
-    async with asyncio.timeout(timeout):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)

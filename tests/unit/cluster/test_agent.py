@@ -24,7 +24,7 @@ from sava.topics.names import TopicName
 from sava.topics.registry import Registry
 from sava.topics.served import ServedTopics
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.cluster.fakes import (
     ORDERS,
     FakeTopic,
@@ -37,7 +37,6 @@ from tests.unit.cluster.fakes import (
     new_store,
     register,
     step,
-    until,
     write,
 )
 

@@ -16,7 +16,8 @@ from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState
 from tests.support.storage import contents
 from tests.support.topics import ORDERS, World, publish
-from tests.unit.cluster.fakes import registration, until
+from tests.support.waiting import until
+from tests.unit.cluster.fakes import registration
 
 S = OwnershipState
 
@@ -91,7 +92,7 @@ async def test_messages_go_with_the_topic_from_broker_to_broker(tmp_path: Path) 
         assert await contents(topic.log) == written
 
 
-async def test_a_lost_lease_drops_topics_and_the_next_life_takes_them_up_with_everything(
+async def test_a_lost_lease_drops_topics_and_the_next_one_takes_them_up_whole(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)

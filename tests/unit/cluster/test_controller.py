@@ -17,8 +17,8 @@ from sava.storage.types import TopicState
 from sava.topics import specs
 from sava.topics.names import TopicName
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
-from tests.support.waiting import PATIENCE_S, OwnTime
-from tests.unit.cluster.fake_brokers import S, config, registration, soon, storage_key, topic, world
+from tests.support.waiting import PATIENCE_S, OwnTime, until
+from tests.unit.cluster.fake_brokers import S, config, registration, storage_key, topic, world
 
 # -- planning: a moment in, decisions out --------------------------------------------------------------------
 
@@ -91,7 +91,8 @@ def test_what_cannot_be_helped_is_named() -> None:
     assert plan([entry(S.ORPHAN, owner=1)], scene(2, state=WITH_TAIL)).orphans
 
 
-def test_a_move_is_taken_back_after_its_time_and_ten_seconds_by_the_own_clock() -> None:
+def test_a_move_is_taken_back_ten_seconds_after_its_time() -> None:
+    """By the controller's own clock."""
     sightings = Sightings()
     seen = entry(S.MOVING, owner=1, target=2, timeout_ms=5000)
     first = plan([seen], scene(1, 2, now=100.0, sightings=sightings))
@@ -104,7 +105,7 @@ def test_a_move_is_taken_back_after_its_time_and_ten_seconds_by_the_own_clock() 
     assert "15 s" in decision.record.error
 
 
-def test_a_topic_that_could_not_be_served_is_assigned_again_later_and_later() -> None:
+def test_a_topic_that_cannot_be_served_is_assigned_later_and_later() -> None:
     assert [wait_after(failures) for failures in (0, 1, 2, 3)] == [0.0, 0.2, 0.4, 0.8]
     assert wait_after(50) == 30.0
     sightings = Sightings()
@@ -130,7 +131,7 @@ async def test_topics_are_spread_over_the_brokers_and_served() -> None:
 async def test_topics_that_come_before_any_broker_wait_for_one() -> None:
     async with world() as w:
         await w.create([topic(1)])
-        await soon(lambda: w.controller.unplaced == 1)
+        await until(lambda: w.controller.unplaced == 1)
         await w.add(1)
         await w.served([topic(1)])
         assert w.controller.unplaced == 0
@@ -143,7 +144,7 @@ async def test_topics_of_a_broker_that_dies_go_to_the_others() -> None:
         await w.create(names)
         await w.served(names)
         await w.brokers[1].die()
-        await w.until(lambda: all(w.record(name).owner in (2, 3) for name in names))
+        await w.sees(lambda: all(w.record(name).owner in (2, 3) for name in names))
         await w.served(names)
         moved = [name for name in names if w.record(name).from_broker == 1]
         assert len(moved) in (6, 7)
@@ -162,8 +163,8 @@ async def test_a_reliable_topic_whose_owner_kept_its_end_to_itself_waits_for_it(
         await w.add(2)
         with caplog.at_level(logging.WARNING):
             await w.brokers[1].die()
-            await w.until(lambda: w.record(topic(1)).state is S.ORPHAN)
-            await soon(lambda: w.controller.orphans == 1)
+            await w.sees(lambda: w.record(topic(1)).state is S.ORPHAN)
+            await until(lambda: w.controller.orphans == 1)
             await w.store.put("/topics/default/t1/policy", b"{}")  # wakes nobody up
             await w.create([topic(2)])
             await w.served([topic(2)])
@@ -183,7 +184,7 @@ async def test_a_reliable_topic_at_rest_goes_on_elsewhere_where_it_ended() -> No
         await w.served([topic(1)])
         await w.add(2)
         await w.brokers[1].die()
-        await w.until(lambda: w.record(topic(1)).owner == 2)
+        await w.sees(lambda: w.record(topic(1)).owner == 2)
         assert w.record(topic(1)).end == 7
 
 
@@ -195,7 +196,7 @@ async def test_a_reliable_topic_goes_only_where_its_segments_can_be_read() -> No
         await w.served([topic(1)])
         await w.add(2, store_id="b")
         await w.brokers[1].die()
-        await w.until(lambda: w.record(topic(1)).state is S.SEALED)
+        await w.sees(lambda: w.record(topic(1)).state is S.SEALED)
         await w.create([topic(2)])
         await w.served([topic(2)])
         assert w.record(topic(1)).state is S.SEALED
@@ -221,7 +222,7 @@ async def test_a_topic_that_a_broker_cannot_load_is_tried_elsewhere() -> None:
         await w.add(1)
         w.brokers[1].refuses_to_load = True
         await w.create([topic(1)])
-        await w.until(lambda: w.record(topic(1)).failures > 0)
+        await w.sees(lambda: w.record(topic(1)).failures > 0)
         await w.add(2)
         await w.served([topic(1)])
         assert w.record(topic(1)).owner == 2
@@ -242,16 +243,16 @@ async def test_only_the_leader_decides_and_a_deposed_one_decides_nothing() -> No
     async with world(leads=False) as w:
         await w.add(1)
         await w.create([topic(1)])
-        await w.until(lambda: w.view.entry(topic(1)) is not None)
+        await w.sees(lambda: w.view.entry(topic(1)) is not None)
         w.store.term = 2
         w.leadership.now = 1  # believes to lead, and does not
-        await soon(lambda: w.deletions > 1)  # it has tried more than once
+        await until(lambda: w.deletions > 1)  # it has tried more than once
         assert w.record(topic(1)).state is S.UNASSIGNED
         w.leadership.now = 2
         await w.served([topic(1)])
 
 
-async def test_a_new_term_begins_with_a_look_at_everything_and_with_deletions_to_finish() -> None:
+async def test_a_new_term_looks_at_everything_and_finishes_deletions() -> None:
     async with world() as w:
         await w.add(1)
         await w.create([topic(1)])
@@ -278,7 +279,7 @@ async def test_a_topic_that_is_deleted_and_created_again_is_assigned_again() -> 
 # -- many ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_look_at_ten_thousand_topics_is_short_and_a_burst_of_a_thousand_more_too() -> None:
+async def test_a_pass_over_ten_thousand_topics_is_short_and_so_is_a_burst() -> None:
     async with world() as w:
         for broker in (1, 2, 3):
             lease = await w.store.grant_lease(600_000)
@@ -286,7 +287,7 @@ async def test_a_look_at_ten_thousand_topics_is_short_and_a_burst_of_a_thousand_
             await w.store.put(f"/cluster/register/{broker}", value, lease=lease)
         names = [topic(index) for index in range(10_000)]
         await w.create(names)
-        await w.until(lambda: sum(w.view.counts().values()) == 10_000, timeout=PATIENCE_S)
+        await w.sees(lambda: sum(w.view.counts().values()) == 10_000, timeout=PATIENCE_S)
         assert set(w.view.counts().values()) == {3333, 3334}
         own = OwnTime()
         await w.controller._pass(1, is_full=True)
@@ -296,14 +297,14 @@ async def test_a_look_at_ten_thousand_topics_is_short_and_a_burst_of_a_thousand_
             await w.create([topic(f"new-{index}")])
             if index % 10 == 0:
                 await asyncio.sleep(0)
-        await w.until(lambda: sum(w.view.counts().values()) == 11_000, timeout=PATIENCE_S)
+        await w.sees(lambda: sum(w.view.counts().values()) == 11_000, timeout=PATIENCE_S)
         burst = own.seconds
         print(f"a look at 10,000 topics {full * 1000:.0f} ms; 1,000 created {burst * 1000:.0f} ms")
         assert full < 1.0
         assert burst < 5.0
 
 
-async def test_when_a_broker_with_a_thousand_topics_dies_all_are_served_elsewhere() -> None:
+async def test_a_thousand_topics_of_a_dead_broker_are_served_elsewhere() -> None:
     names = [topic(index) for index in range(1000)]
     async with world() as w:
         await w.add(1)
@@ -311,7 +312,7 @@ async def test_when_a_broker_with_a_thousand_topics_dies_all_are_served_elsewher
         await w.served(names, timeout=PATIENCE_S)
         await w.add(2, 3)
         await w.brokers[1].die()
-        await w.until(lambda: all(w.record(name).owner in (2, 3) for name in names), timeout=PATIENCE_S)
+        await w.sees(lambda: all(w.record(name).owner in (2, 3) for name in names), timeout=PATIENCE_S)
         await w.served(names, timeout=PATIENCE_S)
         assert {w.view.counts()[2], w.view.counts()[3]} == {500}
 
@@ -384,7 +385,7 @@ async def test_whatever_happens_every_topic_is_served_in_the_end(seed: int) -> N
             is_waiting = record.state is S.ORPHAN and not w.brokers[record.owner].is_alive
             return is_waiting and state is not None and not state.is_settled
 
-        await soon(lambda: all(w.is_served(name) or is_excused(name) for name in names), timeout=PATIENCE_S)
+        await until(lambda: all(w.is_served(name) or is_excused(name) for name in names), timeout=PATIENCE_S)
         for task in moves:
             task.cancel()
         await asyncio.gather(*moves, return_exceptions=True)
@@ -398,7 +399,7 @@ async def test_a_topic_that_changed_does_not_hold_up_the_others() -> None:
         names = [topic(index) for index in range(100)]
         await w.add(1)
         await w.create(names)
-        await w.until(lambda: w.view.entry(names[-1]) is not None and 1 in w.view.brokers)
+        await w.sees(lambda: w.view.entry(names[-1]) is not None and 1 in w.view.brokers)
         planned = plan(list(w.view.entries()), w.controller._scene(w.view.brokers))
         await w.store.txn((), (Put(specs.ownership_key(names[50]), specs.encode(Ownership(epoch=9))),))
         done = await write_decisions(w.view, w.store, planned.decisions, term=1)
@@ -407,12 +408,12 @@ async def test_a_topic_that_changed_does_not_hold_up_the_others() -> None:
         assert w.record(names[50]).epoch == 9
 
 
-async def test_an_owner_that_came_back_between_the_look_and_the_write_is_not_gone() -> None:
+async def test_an_owner_that_came_back_before_the_write_is_not_gone() -> None:
     async with world(leads=False) as w:
         key = specs.ownership_key(topic(1))
         await w.create([topic(1)])
         await w.store.put(key, specs.encode(Ownership(epoch=3, owner=1, incarnation=8)))
-        await w.until(lambda: w.view.held(topic(1)).record.epoch == 3)
+        await w.sees(lambda: w.view.held(topic(1)).record.epoch == 3)
         planned = plan(list(w.view.entries()), w.controller._scene(dict(w.view.brokers)))
         assert [decision.step for decision in planned.decisions] == ["orphan"]
         await w.store.put("/cluster/register/1", specs.encode(registration(1)))
@@ -431,9 +432,9 @@ async def test_most_owners_gone_at_once_is_said_loudly_and_acted_upon(
         with caplog.at_level(logging.ERROR):
             w.leadership.now = 0
             await asyncio.gather(w.brokers[1].die(), w.brokers[2].die())
-            await w.until(lambda: len(w.view.brokers) == 1)
+            await w.sees(lambda: len(w.view.brokers) == 1)
             w.store.term = w.leadership.now = 2
-            await w.until(lambda: all(w.record(name).owner == 3 for name in names))
+            await w.sees(lambda: all(w.record(name).owner == 3 for name in names))
         assert "most owners are gone at once gone=[1, 2]" in caplog.text
 
 
@@ -441,11 +442,11 @@ async def test_a_deletion_that_nobody_finishes_is_finished(monkeypatch: pytest.M
     monkeypatch.setattr("sava.cluster.controller.ABANDONED_S", 0.2)
     monkeypatch.setattr("sava.cluster.controller.FULL_PASS_S", 0.1)
     async with world() as w:
-        await soon(lambda: w.deletions == 1)
+        await until(lambda: w.deletions == 1)
         spec = TopicSpec(topic_id=1, reliable=False, deleting=True)
         await w.store.put(specs.spec_key(topic(1)), specs.encode(spec))
         await w.add(1)
-        await soon(lambda: w.deletions > 1)
+        await until(lambda: w.deletions > 1)
         assert w.record(topic(1)).state is S.UNASSIGNED
 
 
@@ -455,4 +456,4 @@ async def test_writers_are_tended_by_the_leader_again_and_again(monkeypatch: pyt
         await asyncio.sleep(0.3)
         assert w.tended == 0
         w.store.term = w.leadership.now = 1
-        await soon(lambda: w.tended > 2)
+        await until(lambda: w.tended > 2)

@@ -12,8 +12,8 @@ from sava.cluster.drains import DrainStatus
 from sava.cluster.records import BrokerMode, BrokerUnknown, Mode, MoveRefused, NotController, mode_key
 from sava.metadata.errors import OutcomeUnknown
 from sava.topics.names import TopicName
-from tests.support.waiting import PATIENCE_S
-from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
+from tests.support.waiting import PATIENCE_S, until
+from tests.unit.cluster.fake_brokers import S, World, topic, world
 
 NAMES = [topic(index) for index in range(20)]
 
@@ -23,7 +23,7 @@ async def all_at_broker_1(w: World, names: list[TopicName] = NAMES) -> None:
     await w.create(names)
     await w.served(names)
     await w.add(2, 3)
-    await w.until(lambda: len(w.view.brokers) == 3)
+    await w.sees(lambda: len(w.view.brokers) == 3)
 
 
 async def drain(w: World, broker: int = 1, **fields: object) -> list[DrainStatus]:
@@ -59,7 +59,7 @@ async def test_no_more_than_so_many_move_at_a_time() -> None:
 
         w.view.listen(count)
         draining = asyncio.create_task(drain(w, parallel=3))
-        await soon(lambda: most == 3)
+        await until(lambda: most == 3)
         w.brokers[1].hangs = False
         w.brokers[1].wake()
         assert (await draining)[-1].succeeded == 20
@@ -97,7 +97,7 @@ async def test_a_dry_run_says_what_would_move() -> None:
         assert w.view.mode(1).mode is Mode.ACTIVE
 
 
-async def test_namespaces_that_are_left_out_stay_and_so_the_broker_is_not_drained() -> None:
+async def test_a_broker_with_namespaces_left_out_is_not_drained() -> None:
     audit = TopicName("system", "audit")
     async with world() as w:
         await all_at_broker_1(w, [*NAMES, audit])
@@ -141,7 +141,7 @@ async def test_a_drain_waits_for_a_store_that_takes_no_writes_and_says_so(
         await w.create(NAMES, reliable=True)
         await w.served(NAMES)
         await w.add(2, 3)
-        await w.until(lambda: len(w.view.brokers) == 3)
+        await w.sees(lambda: len(w.view.brokers) == 3)
         w.stores_down.add(1)
         statuses: list[DrainStatus] = []
 
@@ -150,7 +150,7 @@ async def test_a_drain_waits_for_a_store_that_takes_no_writes_and_says_so(
                 statuses.append(status)  # noqa: PERF401 (others look at it meanwhile)
 
         watching = asyncio.create_task(watch())
-        await soon(lambda: any(status.waiting for status in statuses))
+        await until(lambda: any(status.waiting for status in statuses))
         await asyncio.sleep(1)  # many times as long as the pauses of all retries together
         assert set(w.states().values()) == {S.ASSIGNED}
         assert "object store" in statuses[-1].waiting
@@ -167,7 +167,7 @@ async def test_after_its_time_no_more_moves_are_begun() -> None:
         await all_at_broker_1(w)
         w.brokers[1].hangs = True
         draining = asyncio.create_task(drain(w, parallel=2, timeout_ms=300))
-        await soon(lambda: [w.record(name).state for name in NAMES].count(S.MOVING) == 2)
+        await until(lambda: [w.record(name).state for name in NAMES].count(S.MOVING) == 2)
         await asyncio.sleep(0.4)  # its time passes
         w.brokers[1].hangs = False
         w.brokers[1].wake()
@@ -180,14 +180,14 @@ async def test_a_drain_goes_on_under_the_next_leader() -> None:
         await all_at_broker_1(w)
         w.brokers[1].hangs = True
         draining = asyncio.create_task(drain(w, parallel=4))
-        await w.until(lambda: S.MOVING in w.states().values())
+        await w.sees(lambda: S.MOVING in w.states().values())
         w.leadership.now = 0
         with pytest.raises(NotController):
             await draining
         w.store.term = w.leadership.now = 2
         w.brokers[1].hangs = False
         w.brokers[1].wake()
-        await w.until(lambda: w.view.mode(1).mode is Mode.DRAINED)
+        await w.sees(lambda: w.view.mode(1).mode is Mode.DRAINED)
         await w.served(NAMES)
         assert w.view.counts()[1] == 0
 
@@ -197,7 +197,7 @@ async def test_a_topic_that_a_drained_broker_turns_out_to_have_is_moved_too() ->
     async with world() as w:
         await all_at_broker_1(w, [topic(1)])
         await w.set_mode(1, Mode.DRAINED)
-        await w.until(lambda: w.record(topic(1)).owner in (2, 3))
+        await w.sees(lambda: w.record(topic(1)).owner in (2, 3))
         assert w.view.mode(1).mode is Mode.DRAINED
 
 
@@ -206,7 +206,7 @@ async def test_a_broker_that_is_activated_while_it_is_drained_keeps_the_rest() -
         await all_at_broker_1(w)
         w.brokers[1].hangs = True
         draining = asyncio.create_task(drain(w, parallel=2))
-        await w.until(lambda: S.MOVING in w.states().values())
+        await w.sees(lambda: S.MOVING in w.states().values())
         assert not await w.controller.activate(1, "a mistake")
         last = (await draining)[-1]
         assert (last.mode, last.is_done) == (Mode.ACTIVE, True)
@@ -221,7 +221,7 @@ async def test_a_broker_that_is_activated_while_it_is_drained_keeps_the_rest() -
 async def test_refusals() -> None:
     async with world() as w:
         await w.add(1)
-        await w.until(lambda: 1 in w.view.brokers)
+        await w.sees(lambda: 1 in w.view.brokers)
         with pytest.raises(BrokerUnknown):
             await drain(w, 9)
         with pytest.raises(BrokerUnknown):
@@ -231,7 +231,7 @@ async def test_refusals() -> None:
         with pytest.raises(MoveRefused, match="no other broker is active"):
             await drain(w, 1)
         await w.add(2)
-        await w.until(lambda: 2 in w.view.brokers)
+        await w.sees(lambda: 2 in w.view.brokers)
         assert (await drain(w, 1))[-1].mode is Mode.DRAINED
         with pytest.raises(MoveRefused, match="no other broker is active"):
             await drain(w, 2)
@@ -243,18 +243,20 @@ async def test_refusals() -> None:
 async def test_of_two_brokers_that_are_drained_at_once_one_stays() -> None:
     async with world() as w:
         await w.add(1, 2)
-        await w.until(lambda: len(w.view.brokers) == 2)
+        await w.sees(lambda: len(w.view.brokers) == 2)
         results = await asyncio.gather(drain(w, 1), drain(w, 2), return_exceptions=True)
         assert sorted(isinstance(result, MoveRefused) for result in results) == [False, True]
 
 
-async def test_the_topics_of_a_broker_that_leaves_go_to_others_and_none_come_to_it() -> None:
-    """SIGTERM ─▶ its registration says that it leaves ─▶ the leader moves its topics. No mode is written: the
+async def test_the_topics_of_a_leaving_broker_go_to_others() -> None:
+    """None come to it.
+
+    SIGTERM ─▶ its registration says that it leaves ─▶ the leader moves its topics. No mode is written: the
     next life of the broker is an active one."""
     async with world() as w:
         await all_at_broker_1(w)
         await w.brokers[1].leave()
-        await soon(lambda: not w.view.counts()[1])
+        await until(lambda: not w.view.counts()[1])
         await w.served(NAMES)
         assert w.view.counts() == {1: 0, 2: 10, 3: 10}
         await w.create([topic("new")])
@@ -263,7 +265,7 @@ async def test_the_topics_of_a_broker_that_leaves_go_to_others_and_none_come_to_
         assert w.view.mode(1).mode is Mode.ACTIVE
         await w.brokers[1].die()
         await w.brokers[1].start()
-        await w.until(lambda: len(w.view.active) == 3)
+        await w.sees(lambda: len(w.view.active) == 3)
         names = [topic(f"later-{index}") for index in range(6)]
         await w.create(names)
         await w.served(names)
@@ -276,7 +278,7 @@ async def test_a_broker_that_leaves_last_keeps_its_topics() -> None:
         await all_at_broker_1(w)
         for broker in (2, 3, 1):
             await w.brokers[broker].leave()
-        await w.until(lambda: not w.view.active)
+        await w.sees(lambda: not w.view.active)
         await asyncio.sleep(0.5)  # time in which nothing may happen
         assert w.view.counts()[1] == 20
         assert S.MOVING not in set(w.states().values())

@@ -12,7 +12,8 @@ from sava.metadata.errors import Deposed, LeaseNotFound, Unavailable
 from sava.metadata.suspicion import Note, Sign
 from sava.raft.types import NodeId
 from sava.supervisor import Supervisor
-from tests.unit.cluster.fakes import FaultyStore, until
+from tests.support.waiting import until
+from tests.unit.cluster.fakes import FaultyStore
 
 KEY = records.registration_key(2)
 

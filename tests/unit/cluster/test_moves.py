@@ -22,8 +22,8 @@ from sava.topics import specs
 from sava.topics.errors import TopicUnknown
 from sava.topics.ownership import WrongState
 from sava.topics.specs import Ownership, TopicSpec
-from tests.support.waiting import FAR_S, PATIENCE_S
-from tests.unit.cluster.fake_brokers import S, World, soon, topic, world
+from tests.support.waiting import FAR_S, PATIENCE_S, until
+from tests.unit.cluster.fake_brokers import S, World, topic, world
 
 
 async def unload(w: World, name: int | str = 1, *, target: int = 0, timeout_ms: int = 5000) -> Move:
@@ -36,7 +36,7 @@ async def two_brokers(w: World, *, reliable: bool = False) -> None:
     await w.create([topic(1)], reliable=reliable)
     await w.served([topic(1)])
     await w.add(2)
-    await w.until(lambda: 2 in w.view.brokers)
+    await w.sees(lambda: 2 in w.view.brokers)
 
 
 def before(**fields: object) -> TopicEntry:
@@ -90,7 +90,7 @@ async def test_it_goes_to_the_broker_that_was_asked_for() -> None:
     async with world() as w:
         await two_brokers(w)
         await w.add(3)
-        await w.until(lambda: 3 in w.view.brokers)
+        await w.sees(lambda: 3 in w.view.brokers)
         assert (await unload(w, target=3)).to_broker == 3
 
 
@@ -104,7 +104,7 @@ async def test_an_owner_that_cannot_hand_over_keeps_the_topic_and_says_why() -> 
         await w.served([topic(1)])
 
 
-async def test_a_move_does_not_begin_while_the_store_of_the_owner_takes_no_writes() -> None:
+async def test_a_move_waits_while_the_owners_store_takes_no_writes() -> None:
     """The leader asks the owner before it writes *moving*: an owner that cannot upload is not asked to hold
     its publishers."""
     async with world() as w:
@@ -138,7 +138,7 @@ async def test_an_owner_that_dies_on_the_way_is_followed_by_another() -> None:
         await two_brokers(w)
         w.brokers[1].hangs = True
         moving = asyncio.create_task(unload(w))
-        await w.until(lambda: w.record(topic(1)).state is S.MOVING)
+        await w.sees(lambda: w.record(topic(1)).state is S.MOVING)
         await w.brokers[1].die()
         assert (await moving).to_broker == 2
 
@@ -152,10 +152,10 @@ async def test_an_owner_that_dies_with_messages_of_its_own_ends_the_move() -> No
         await w.create([topic(1)], reliable=True)
         await w.served([topic(1)])
         await w.add(2)
-        await w.until(lambda: 2 in w.view.brokers)
+        await w.sees(lambda: 2 in w.view.brokers)
         w.brokers[1].hangs = True
         moving = asyncio.create_task(unload(w, timeout_ms=int(FAR_S * 1000)))
-        await w.until(lambda: w.record(topic(1)).state is S.MOVING)
+        await w.sees(lambda: w.record(topic(1)).state is S.MOVING)
         await w.brokers[1].die()
         async with asyncio.timeout(PATIENCE_S):
             move = await moving
@@ -169,9 +169,9 @@ async def test_a_target_that_dies_on_the_way_is_replaced() -> None:
         await two_brokers(w)
         await w.add(3)
         w.brokers[1].hangs = True
-        await w.until(lambda: 3 in w.view.brokers)
+        await w.sees(lambda: 3 in w.view.brokers)
         moving = asyncio.create_task(unload(w, target=2))
-        await w.until(lambda: w.record(topic(1)).state is S.MOVING)
+        await w.sees(lambda: w.record(topic(1)).state is S.MOVING)
         await w.brokers[2].die()
         w.brokers[1].hangs = False
         w.brokers[1].wake()
@@ -183,7 +183,7 @@ async def test_a_topic_that_is_deleted_on_the_way() -> None:
         await two_brokers(w)
         w.brokers[1].hangs = True
         moving = asyncio.create_task(unload(w))
-        await w.until(lambda: w.record(topic(1)).state is S.MOVING)
+        await w.sees(lambda: w.record(topic(1)).state is S.MOVING)
         await w.delete(topic(1))
         assert (await moving).error == "the topic was deleted meanwhile"
 
@@ -213,7 +213,7 @@ async def test_refusals_name_the_reason_and_change_nothing() -> None:
     async with world() as w:
         await two_brokers(w, reliable=True)
         await w.add(3, store_id="other")
-        await w.until(lambda: 3 in w.view.brokers)
+        await w.sees(lambda: 3 in w.view.brokers)
         record = w.record(topic(1))
         with pytest.raises(TopicUnknown):
             await unload(w, "unknown")
@@ -224,20 +224,20 @@ async def test_refusals_name_the_reason_and_change_nothing() -> None:
         with pytest.raises(MoveRefused, match="another object store"):
             await unload(w, target=3)
         await w.brokers[3].leave()
-        await w.until(lambda: w.view.brokers[3].is_leaving)
+        await w.sees(lambda: w.view.brokers[3].is_leaving)
         with pytest.raises(MoveRefused, match="broker 3: it is about to stop"):
             await unload(w, target=3)
         await w.set_mode(2, Mode.DRAINED)
-        await w.until(lambda: w.view.mode(2).mode is Mode.DRAINED)
+        await w.sees(lambda: w.view.mode(2).mode is Mode.DRAINED)
         with pytest.raises(MoveRefused, match="it is drained, not active"):
             await unload(w, target=2)
         await w.brokers[3].die()
         await w.brokers[3].start()
-        await w.until(lambda: 3 in w.view.brokers and not w.view.brokers[3].is_leaving)
+        await w.sees(lambda: 3 in w.view.brokers and not w.view.brokers[3].is_leaving)
         with pytest.raises(MoveRefused, match="no other active broker has the object store"):
             await unload(w)
         await w.brokers[3].die()
-        await w.until(lambda: 3 not in w.view.brokers)
+        await w.sees(lambda: 3 not in w.view.brokers)
         with pytest.raises(MoveRefused, match="no other broker is active"):
             await unload(w)
         assert w.record(topic(1)) == record
@@ -248,17 +248,17 @@ async def test_a_topic_that_is_moving_or_not_served_cannot_be_moved() -> None:
         await two_brokers(w)
         w.brokers[1].hangs = True
         moving = asyncio.create_task(unload(w))
-        await w.until(lambda: w.record(topic(1)).state is S.MOVING)
+        await w.sees(lambda: w.record(topic(1)).state is S.MOVING)
         with pytest.raises(AlreadyMoving, match=r"moving already, from broker 1 to broker 2 \(unload\)"):
             await unload(w)
         await w.store.put(
             specs.ownership_key(topic(1)), specs.encode(Ownership(state=S.ORPHAN, epoch=9, owner=8))
         )
-        await soon(lambda: w.view.held(topic(1)).record.epoch >= 9)
+        await until(lambda: w.view.held(topic(1)).record.epoch >= 9)
         moving.cancel()
         for broker in w.brokers.values():
             await broker.die()
-        await w.until(lambda: not w.view.brokers)
+        await w.sees(lambda: not w.view.brokers)
         await w.create([topic(2)])
         with pytest.raises((WrongState, MoveRefused)):
             await unload(w, 2)
@@ -267,7 +267,7 @@ async def test_a_topic_that_is_moving_or_not_served_cannot_be_moved() -> None:
 async def test_only_the_leader_moves_topics_and_a_deposed_one_does_not() -> None:
     async with world() as w:
         await two_brokers(w)
-        await soon(lambda: w.controller.assignments == 1)
+        await until(lambda: w.controller.assignments == 1)
         w.store.term = 7  # somebody else leads, and this one does not know it yet
         with pytest.raises(NotController):
             await unload(w)
@@ -282,7 +282,7 @@ async def test_a_drain_of_the_target_that_comes_between_is_noticed() -> None:
     async with world() as w:
         await two_brokers(w)
         await w.add(3)
-        await w.until(lambda: 3 in w.view.brokers)
+        await w.sees(lambda: 3 in w.view.brokers)
         txn = w.store.txn
         drained: list[int] = []
 
@@ -345,7 +345,7 @@ async def test_many_at_once_are_spread_over_the_others() -> None:
         await w.create(names)
         await w.served(names)
         await w.add(2, 3)
-        await w.until(lambda: len(w.view.brokers) == 3)
+        await w.sees(lambda: len(w.view.brokers) == 3)
         moved = await asyncio.gather(
             *(w.controller.move(name, reason="unload", timeout_ms=5000) for name in names)
         )

@@ -138,7 +138,7 @@ def test_balanced_adds_work_cpu_and_memory() -> None:
     assert loads.by_broker("balanced", {1: 1})[1] == pytest.approx(0.3 * work + 0.35 * 40 + 0.35 * 20)
 
 
-def test_weighted_load_is_a_part_of_the_largest_and_what_runs_out_counts_half() -> None:
+def test_weighted_load_is_relative_and_scarce_resources_count_half() -> None:
     loads = Loads(interval_s=30)
     loads.record(report(1, cpu=20, memory=60, topics=topics(2, megabytes_per_second=1.0, producers=1)))
     loads.record(report(2, cpu=10, memory=60))
@@ -152,7 +152,7 @@ def test_weighted_load_is_a_part_of_the_largest_and_what_runs_out_counts_half() 
     assert short_of_memory[1] == pytest.approx(50 * 60 / 90 + 50)
 
 
-def test_a_broker_without_a_fresh_report_weighs_what_its_topics_weigh_elsewhere() -> None:
+def test_a_broker_without_a_fresh_report_weighs_what_its_topics_weigh() -> None:
     clock = Clock()
     loads = Loads(interval_s=10, clock=clock)
     assert loads.by_broker("balanced", {1: 4, 2: 1}) == {1: 4.0, 2: 1.0}

@@ -17,7 +17,8 @@ from sava.cluster.rebalancer import (
     plan_moves,
 )
 from sava.cluster.records import NotController, RebalanceRunning
-from tests.unit.cluster.fake_brokers import World, config, soon, topic, world
+from tests.support.waiting import until
+from tests.unit.cluster.fake_brokers import World, config, topic, world
 
 # -- pure ----------------------------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ async def uneven(w: World, topics: int = 12) -> None:
     await w.create(names)
     await w.served(names)
     await w.add(2)
-    await w.until(lambda: 2 in w.view.brokers)
+    await w.sees(lambda: 2 in w.view.brokers)
 
 
 async def test_a_round_moves_topics_until_brokers_are_equal_enough() -> None:
@@ -182,7 +183,7 @@ async def test_a_move_that_its_owner_postpones_ends_the_round_and_is_not_counted
         await w.create(names, reliable=True)
         await w.served(names)
         await w.add(2)
-        await w.until(lambda: 2 in w.view.brokers)
+        await w.sees(lambda: 2 in w.view.brokers)
         w.stores_down.add(1)
         done = await w.controller.rebalance(dry_run=False, max_moves=0)
         assert ["object store" in move.error for move in done.moves] == [True]
@@ -196,12 +197,12 @@ async def test_rounds_come_by_themselves_and_one_at_a_time() -> None:
     async with world(config(enabled=True, check_interval_seconds=1, max_moves_per_hour=100)) as w:
         await uneven(w)
         w.brokers[1].hangs = True
-        await soon(lambda: any(entry.record.reason == "rebalance" for entry in w.view.entries()))
+        await until(lambda: any(entry.record.reason == "rebalance" for entry in w.view.entries()))
         with pytest.raises(RebalanceRunning):
             await w.controller.rebalance(dry_run=False, max_moves=1)
         w.brokers[1].hangs = False
         w.brokers[1].wake()
-        await soon(lambda: w.view.counts()[2] >= 4)
+        await until(lambda: w.view.counts()[2] >= 4)
         assert w.controller.balance().is_enabled
 
 

@@ -15,8 +15,8 @@ from sava.errors import SavaError
 from sava.metadata.errors import NotInitialized, Unavailable
 from sava.supervisor import Supervisor
 from sava.topics import specs
-from tests.support.waiting import PATIENCE_S, OwnTime
-from tests.unit.cluster.fakes import FaultyStore, failing, never, registration, until
+from tests.support.waiting import PATIENCE_S, OwnTime, until
+from tests.unit.cluster.fakes import FaultyStore, failing, never, registration
 
 TTL_MS = 1500
 KEY = records.registration_key(1)
@@ -175,7 +175,7 @@ async def test_a_broker_that_does_not_see_the_metadata_any_more_leaves(store: Fa
     await here.close()
 
 
-async def test_a_broker_that_leaves_because_it_does_not_follow_ends_its_lease_itself(
+async def test_a_broker_that_leaves_for_falling_behind_ends_its_lease_itself(
     store: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk: the leader renews the lease, this node's copy of the metadata stands still.
@@ -253,7 +253,7 @@ async def test_a_process_that_stood_still_knows_it_before_it_acts(store: FaultyS
     await here.close()
 
 
-async def test_back_within_a_ttl_it_replaces_its_former_life_and_is_never_seen_gone(
+async def test_a_broker_back_within_a_ttl_is_never_seen_gone(
     store: FaultyStore,
 ) -> None:
     before = registrar(store)
@@ -317,7 +317,7 @@ async def test_it_leaves_also_when_the_lease_cannot_be_revoked(
     await until(lambda: store.local.get(KEY) is None)  # expires
 
 
-async def test_a_registration_that_is_given_up_is_lost_and_the_next_has_another_number(
+async def test_a_registration_that_is_given_up_is_lost_and_the_next_is_new(
     store: FaultyStore,
 ) -> None:
     """As when the journal that was opened under its number was ended by somebody else."""
@@ -336,7 +336,7 @@ async def test_a_registration_that_is_given_up_is_lost_and_the_next_has_another_
     await here.close()
 
 
-async def test_a_broker_that_leaves_says_so_under_the_same_lease_and_in_every_life_to_come(
+async def test_a_leaving_broker_says_so_under_this_lease_and_every_later_one(
     store: FaultyStore,
 ) -> None:
     """SIGTERM ─▶ leave ─▶ the lease is lost while topics are handed over ─▶ it registers anew: still as one

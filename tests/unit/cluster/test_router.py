@@ -18,8 +18,8 @@ from sava.topics.errors import TopicMismatch, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
-from tests.support.waiting import FAR_S, PATIENCE_S
-from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, until, write
+from tests.support.waiting import FAR_S, PATIENCE_S, until
+from tests.unit.cluster.fakes import ORDERS, FaultyStore, new_store, register, step, write
 
 S = OwnershipState
 
@@ -117,7 +117,7 @@ async def test_a_topic_that_is_deleted_meanwhile_is_unknown_at_once(
         await asyncio.wait_for(task, PATIENCE_S)
 
 
-async def test_a_broker_that_refused_is_the_answer_again_once_something_has_changed(
+async def test_a_broker_that_refused_is_the_answer_again_after_a_change(
     store: FaultyStore, router: TopicRouter
 ) -> None:
     await step(store, "assign", owner=2)

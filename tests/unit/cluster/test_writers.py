@@ -207,7 +207,7 @@ async def test_fenced_runs_are_remembered_up_to_a_limit(story: Story) -> None:
         await story.commit(1, run=f"run-{MAX_EARLIER}")
 
 
-async def test_a_writer_id_that_is_used_by_another_query_is_refused_and_not_taken_for_repeated(
+async def test_a_writer_id_of_another_query_is_refused_and_no_repetition(
     story: Story,
 ) -> None:
     """The checkpoint was deleted: the query has a new id, and counts from 0 again."""
@@ -221,7 +221,7 @@ async def test_a_writer_id_that_is_used_by_another_query_is_refused_and_not_take
     assert story.orders()[-1] == b"anew"
 
 
-async def test_a_number_that_was_passed_over_is_refused_and_not_taken_for_repeated(story: Story) -> None:
+async def test_a_skipped_number_is_refused_and_no_repetition(story: Story) -> None:
     """Somebody numbers batches by date, and writes an earlier day later."""
     for number in (20260101, 20260103):
         await story.commit(number)
@@ -319,7 +319,7 @@ async def dies_before_publishing(story: Story, number: int = 0, **changes: Any) 
     story.topics.gate.set()
 
 
-async def test_a_broker_dies_after_the_decision_and_the_repeated_commit_publishes_it(story: Story) -> None:
+async def test_a_repeated_commit_publishes_what_a_dead_broker_decided(story: Story) -> None:
     await dies_before_publishing(story, orders=[b"first"])
     assert story.orders() == []
     again = await story.commit(0, run="run-2", orders=[b"second"])
@@ -328,7 +328,7 @@ async def test_a_broker_dies_after_the_decision_and_the_repeated_commit_publishe
     assert story.orders() == [b"first"]
 
 
-async def test_a_broker_dies_after_the_decision_and_the_next_batch_publishes_it_first(story: Story) -> None:
+async def test_the_next_batch_first_publishes_what_a_dead_broker_decided(story: Story) -> None:
     await dies_before_publishing(story)
     await story.commit(1)
     assert story.orders() == [b"order 0", b"order 1"]
@@ -398,7 +398,7 @@ async def test_whoever_is_late_finds_everything_done(story: Story) -> None:
     assert story.orders() == [b"order 0"]
 
 
-async def test_whoever_is_late_does_not_take_a_new_writers_batch_for_the_one_that_it_has_published(
+async def test_a_late_broker_does_not_take_a_new_writers_batch_for_its_own(
     story: Story,
 ) -> None:
     """A finishes ordinal 1 and stalls before the mark. B marks it; the writer is forgotten and begins anew;
@@ -558,7 +558,7 @@ async def test_a_decision_that_looked_before_a_sweep_is_refused(
     assert story.topics.published == {}
 
 
-async def test_what_is_about_to_be_removed_is_not_decided_upon_whatever_the_clock_says(
+async def test_what_is_about_to_be_removed_is_not_decided_at_any_clock(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader has said up to when it sweeps, and read the records, and takes its time to remove. The clock
@@ -605,7 +605,7 @@ async def test_single_writes_are_forgotten_after_a_day_and_queries_are_not(
     assert [writer for writer, _ in await story.writers.list()] == ["stream"]
 
 
-async def test_a_record_that_cannot_be_read_does_not_keep_others_from_being_finished(
+async def test_an_unreadable_record_does_not_keep_others_unfinished(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await dies_before_publishing(story)

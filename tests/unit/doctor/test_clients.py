@@ -9,7 +9,7 @@ OURS = Greeting(cluster_id="c", cluster_name="example")
 SILENT = Greeting(error="UNAVAILABLE: Connection refused")
 
 
-def test_a_service_of_another_cluster_is_found_also_where_there_is_no_topic() -> None:
+def test_a_service_of_another_cluster_is_found_without_a_topic() -> None:
     """Nothing was looked up, so that nobody noticed whose brokers answer."""
     seen = cluster()
     seen.greetings = {"w1:6650": Greeting(cluster_id="d", cluster_name="west")}

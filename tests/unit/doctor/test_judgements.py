@@ -310,7 +310,7 @@ def test_two_disks_of_a_journal_are_gone() -> None:
     assert "of the 3 disks that hold its end 1 are there (not disk-4, disk-5)" in found[-1].text
 
 
-def test_two_disks_of_a_journal_are_gone_and_its_broker_is_back_with_the_third() -> None:
+def test_two_disks_of_a_journal_are_gone_and_the_third_is_back() -> None:
     """A majority was gone for so long that the broker lost its registration, and its journal was ended."""
     seen = cluster()
     seen.ledgers = [journal(1, there={1}, state="recovering")]

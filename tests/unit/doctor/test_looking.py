@@ -29,7 +29,7 @@ class Hanging:
         raise Unavailable("did not answer within the deadline")
 
 
-async def test_a_broker_that_hangs_costs_one_round_and_not_a_call_for_each_of_its_topics(
+async def test_a_hanging_broker_costs_one_round_and_no_call_for_each_topic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Five hundred topics of a broker that was stopped took five minutes."""

@@ -35,19 +35,11 @@ from sava.storage.journal import Journal, JournalOptions
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.support.memory_store import MemoryStore
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 
 SMALL = JournalOptions(file_bytes=16 << 10)
 OPTIONS = MirrorOptions(mirror_timeout_s=3.0)
 """Longer than a busy machine lets a mirror wait; tests of mirrors that fail have less."""
-
-
-async def until(condition: Callable[[], object], what: str, *, timeout: float = PATIENCE_S) -> None:
-    """For what happens without an event that a test could wait for."""
-    deadline = asyncio.get_running_loop().time() + timeout
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {timeout:g} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 def batch(base: int, *, topic: int = 1, epoch: int = 1, size: int = 100) -> RecordBatch:

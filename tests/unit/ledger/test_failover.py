@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from sava.storage.types import TopicKey, TopicState
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from tests.support.memory_store import MemoryStore
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.cluster.fake_brokers import stay
 from tests.unit.ledger.disks import Disks, Writing
 
@@ -122,15 +122,8 @@ class Story:
         found = await self.records.get(self.journal)
         return found.record.state if found is not None else None
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                if condition():
-                    return
-                await asyncio.sleep(0.01)
-
     async def until_removed(self) -> None:
-        await self.until(lambda: self.journal not in self.records.known())
+        await until(lambda: self.journal not in self.records.known())
 
 
 @pytest.fixture
@@ -170,7 +163,7 @@ async def test_a_recovery_that_fails_of_a_bug_is_not_begun_again_at_once(
 
     monkeypatch.setattr(Recoverer, "run", run)
     await story.lose_owner()
-    await story.until(lambda: story.failover.trouble(story.journal, StorageId(OWNER)))
+    await until(lambda: story.failover.trouble(story.journal, StorageId(OWNER)))
     await asyncio.sleep(0.1)
     assert attempts < 3
     assert "KeyError" in caplog.text
@@ -186,7 +179,7 @@ async def test_the_ledger_of_a_broker_that_is_there_is_left_alone(story: Story) 
 async def test_only_the_leader_recovers(story: Story) -> None:
     story.leading.current = 0
     await story.lose_owner()
-    await story.until(lambda: 1 not in story.view.brokers)
+    await until(lambda: 1 not in story.view.brokers)
     assert await story.phase() is LedgerState.OPEN
     assert story.disks.asked == []
     story.leading.current = story.store.term
@@ -196,13 +189,13 @@ async def test_only_the_leader_recovers(story: Story) -> None:
 async def test_a_broker_that_came_back_keeps_what_its_disk_has(story: Story) -> None:
     """Its former journal is closed, because nobody continues it; its bytes are served where they are."""
     await story.register(1, OWNER)
-    await story.until(lambda: story.records.known()[story.journal].record.state is LedgerState.CLOSED)
+    await until(lambda: story.records.known()[story.journal].record.state is LedgerState.CLOSED)
     await asyncio.sleep(0.1)
     assert story.journal in story.records.known()
     assert not (await story.state()).sealed
 
 
-async def test_a_broker_that_came_back_with_another_disk_gets_its_topics_from_mirrors(story: Story) -> None:
+async def test_a_broker_back_with_another_disk_gets_its_topics_from_mirrors(story: Story) -> None:
     story.disks.lose(OWNER)
     await story.register(1, "another-disk-of-1")
     await story.until_removed()
@@ -218,7 +211,7 @@ async def closed_on(story: Story, *holders: StorageId) -> None:
     revision = await story.records.change(story.journal, claimed, revision=found.revision)
     await story.records.change(story.journal, closed, revision=revision)
     await story.store.revoke_lease(story.journal.incarnation)
-    await story.until(lambda: 1 not in story.view.brokers)
+    await until(lambda: 1 not in story.view.brokers)
 
 
 async def test_a_topic_of_another_holder_s_share_waits_for_that_holder(story: Story) -> None:
@@ -262,7 +255,7 @@ async def test_what_would_be_lost_is_told_and_given_up_only_if_it_is_the_same(st
     story.disks.lose(THERE)
     story.disks.copies[HERE, story.journal].data = bytearray(story.writing.bytes(0, story.positions[6]))
     await story.lose_owner()
-    await story.until(lambda: story.failover.recovery(story.journal) is not None)
+    await until(lambda: story.failover.recovery(story.journal) is not None)
 
     found = await told(story)
     assert found.loss.unknown_from == story.positions[6]
@@ -274,7 +267,7 @@ async def test_what_would_be_lost_is_told_and_given_up_only_if_it_is_the_same(st
     assert await story.losses.accept(story.journal, found.loss)
     story.disks.known.add(StorageId("disk-of-4"))
     await story.register(4, "disk-of-4")
-    await story.until(lambda: story.failover.figures.recoveries or story.failover.waiting)
+    await until(lambda: story.failover.figures.recoveries or story.failover.waiting)
     story.disks.known.add(THERE)  # a second disk, to hold what is left
     await story.until_removed()
     assert (await story.state()).end == 6
@@ -287,7 +280,7 @@ async def test_what_no_topic_needs_is_not_waited_for(story: Story, monkeypatch: 
     story.disks.lose(THERE)
     story.disks.copies[HERE, story.journal].data = bytearray(story.writing.bytes(0, story.positions[6]))
     await story.lose_owner()
-    await story.until(lambda: story.failover.waiting)
+    await until(lambda: story.failover.waiting)
     story.members.remove(1)
     await asyncio.sleep(0.3)
     assert story.failover.waiting
@@ -314,7 +307,7 @@ async def test_all_that_is_missing_is_a_second_copy(story: Story, may_degrade: b
     story.disks.before = nobody_takes
     await story.lose_owner()
     if not may_degrade:
-        await story.until(lambda: story.failover.waiting)
+        await until(lambda: story.failover.waiting)
         found = await story.losses.report(story.journal)
         assert (found.loss.missing, found.loss.unknown_from, found.answers_needed) == ((), None, 1)
         assert [(each.kept, each.found) for each in found.topics] == [(10, 0)]
@@ -334,7 +327,7 @@ async def test_a_part_that_is_lost_after_closing_is_told_and_given_up_as_well(st
 
     story.disks.before = nobody_reads
     await story.lose_owner()
-    await story.until(lambda: story.records.known()[story.journal].record.state is LedgerState.CLOSED)
+    await until(lambda: story.records.known()[story.journal].record.state is LedgerState.CLOSED)
     with pytest.raises(NothingToAbandon, match="all of it can be read"):
         await story.losses.report(story.journal)
     story.disks.lose(THERE)

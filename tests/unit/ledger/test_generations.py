@@ -32,13 +32,8 @@ from sava.ledger.writer import MirrorOptions
 from sava.storage.commit_queue import NotCommittable
 from sava.tasks import cancelled
 from sava.wal import Disk, DiskFull, File, LocalDisk
-from tests.support.waiting import FAR_S, PATIENCE_S
-from tests.unit.ledger.hosts import (
-    OPTIONS,
-    Host,
-    Hosts,
-    until,
-)
+from tests.support.waiting import FAR_S, PATIENCE_S, until
+from tests.unit.ledger.hosts import OPTIONS, Host, Hosts
 
 
 async def has_all(mirror: Host, owner: Host, end: int) -> None:
@@ -51,7 +46,7 @@ def _is_trimmed(files: MirrorFiles, owner: Owner) -> bool:
     return files.note.floor >= owner.floor > 50_000
 
 
-async def test_a_message_is_acknowledged_when_a_mirror_has_it_and_the_bytes_are_the_same(
+async def test_a_message_is_acknowledged_when_a_mirror_has_the_same_bytes(
     tmp_path: Path,
 ) -> None:
     async with Hosts(3, tmp_path) as hosts:
@@ -130,7 +125,7 @@ async def test_a_mirror_that_was_away_catches_up_from_the_log(tmp_path: Path) ->
         assert owned._streams[away.storage].reread_bytes > 100_000
 
 
-async def test_a_mirror_that_is_gone_is_replaced_and_the_new_one_gets_what_is_not_committed(
+async def test_the_mirror_that_replaces_a_dead_one_gets_what_is_uncommitted(
     tmp_path: Path,
 ) -> None:
     async with Hosts(4, tmp_path) as hosts:
@@ -273,7 +268,7 @@ async def test_mirrors_that_have_joined_since_they_were_last_counted_are_enough(
         await asyncio.wait_for(owner.append(0), PATIENCE_S)
 
 
-async def test_degraded_is_in_the_record_before_the_first_message_with_fewer_copies(
+async def test_the_record_says_degraded_before_a_message_has_fewer_copies(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -320,7 +315,7 @@ async def test_a_single_broker_acknowledges_alone_until_others_come(tmp_path: Pa
             await owner.append(offset)
 
 
-async def test_fewer_copies_are_asked_for_when_a_broker_was_removed_and_not_when_it_died(
+async def test_fewer_copies_are_wanted_after_a_removal_and_not_after_a_death(
     tmp_path: Path,
 ) -> None:
     """Of two brokers one dies: nothing is acknowledged. An operator removes it: the other is all there is."""
@@ -398,7 +393,7 @@ async def test_a_fence_ends_the_life_and_fails_what_is_in_flight(tmp_path: Path)
         assert owner.journal.holdings.index(1).ranges == [(0, 2)]
 
 
-async def test_what_was_in_flight_when_the_registration_was_lost_is_history_if_the_journal_has_it(
+async def test_messages_in_flight_at_a_lost_registration_count_if_journaled(
     tmp_path: Path,
 ) -> None:
     """Schedule: a frame is durable here and on no mirror; the registration is lost, its producer is told that
@@ -560,7 +555,7 @@ async def test_a_fence_that_comes_while_the_journal_is_being_opened_ends_it(
         await host.append(0)
 
 
-async def test_a_fence_that_comes_while_the_life_is_being_ended_hears_where_it_ended(
+async def test_a_fence_during_the_end_of_a_generation_hears_where_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Schedule: the registration is lost, and what is queued is still on its way to the disk; a recoverer
@@ -731,7 +726,7 @@ def hung(generations: Generations) -> Iterator[HungDisk]:
         disk.go_on.set()
 
 
-async def test_a_disk_that_hangs_with_the_end_of_a_life_does_not_hold_the_event_loop(tmp_path: Path) -> None:
+async def test_a_disk_that_hangs_at_a_generations_end_does_not_hold_the_loop(tmp_path: Path) -> None:
     """Schedule: the registration is lost; the disk hangs while the end of the generation is written down. The
     event loop sends heartbeats meanwhile. The end is known when the disk is back."""
     async with Hosts(1, tmp_path) as hosts:
@@ -811,7 +806,7 @@ async def test_changes_of_a_life_that_are_under_way_together_keep_each_other(tmp
     assert list(Generations(LocalDisk(tmp_path))) == [expected]
 
 
-async def test_a_broker_that_starts_without_its_mirrors_serves_reads_and_refuses_messages(
+async def test_a_broker_without_its_mirrors_serves_reads_and_refuses_messages(
     tmp_path: Path,
 ) -> None:
     """Schedule: two brokers, both of which must have a message. The owner restarts; its former journal is
@@ -847,7 +842,7 @@ async def test_a_broker_that_starts_without_its_mirrors_serves_reads_and_refuses
         assert owned.owner.durable_end(mirror.storage) >= owned.owner.commit
 
 
-async def test_what_was_written_without_mirrors_is_recovered_by_the_own_disk_alone(tmp_path: Path) -> None:
+async def test_messages_written_without_mirrors_are_recovered_from_the_disk(tmp_path: Path) -> None:
     """Schedule: as above, and the owner is gone again before its mirror returns. Nothing was acknowledged in
     that generation, and the answer of either disk is enough to close its journal."""
     options = MirrorOptions(write_quorum=2, ack_quorum=2, mirror_timeout_s=0.3)

@@ -59,7 +59,7 @@ def test_who_is_to_be_avoided_is_replaced_or_left_out() -> None:
     assert chosen(brokers[:3], avoid="d2") == ["d3"]
 
 
-def test_who_is_to_be_avoided_is_taken_when_fewer_are_left_than_an_acknowledgement_needs() -> None:
+def test_an_avoided_broker_is_taken_when_an_acknowledgement_needs_it() -> None:
     """In the given order, and all for whom there is a place: whichever is well first completes the quorum."""
     brokers = [disk(1), disk(2), disk(3), disk(4)]
     assert chosen(brokers[:2], avoid="d2") == ["d2"]

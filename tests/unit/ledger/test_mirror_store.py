@@ -40,9 +40,8 @@ from sava.ledger.store import MirrorStore
 from sava.wal import DiskFull, LocalDisk, Log, LogCorrupt, LogOptions
 from sava.wal.format import record_bytes
 from tests.sim.disk import CrashPolicy, SimDisk
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.ledger.disks import Writing
-from tests.unit.ledger.hosts import until
 
 T = TypeVar("T")
 JOURNAL = LedgerId(7, 3)

@@ -15,13 +15,8 @@ from sava.storage.catalog import Catalog
 from sava.storage.objectstore import ObjectStore
 from sava.storage.types import TopicKey
 from tests.support.storage import Cluster
-from tests.support.waiting import PATIENCE_S
-from tests.unit.ledger.hosts import (
-    Host,
-    Hosts,
-    batch,
-    until,
-)
+from tests.support.waiting import PATIENCE_S, until
+from tests.unit.ledger.hosts import Host, Hosts, batch
 
 TOPIC = TopicKey("default", "orders", 1)
 
@@ -89,7 +84,7 @@ async def test_a_message_that_mirrors_have_and_nobody_was_told_of_is_there_once(
             assert await log.append(batch(2)) == 2
 
 
-async def test_a_broker_that_is_removed_while_it_holds_copies_is_missed_by_nobody(tmp_path: Path) -> None:
+async def test_a_broker_removed_while_it_holds_copies_leaves_no_gap(tmp_path: Path) -> None:
     """Of three brokers one leaves for good: the journal goes on with two disks, both of which must have
     everything, as in any cluster of two. A fragment that names the one that left needs it no more than any
     other of its disks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from sava.ledger.recoverer import Recoverer
 from sava.ledger.registry import LedgerRecordChanged, LedgerRecords
 from sava.metadata.commands import Compare, Relation, Target
 from sava.metadata.errors import Deposed
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.cluster.fakes import FaultyStore
 from tests.unit.ledger.disks import Disks, Writing
 
@@ -65,14 +65,6 @@ async def story(tmp_path: Path) -> AsyncIterator[Story]:
     await story.open()
     async with asyncio.timeout(PATIENCE_S):
         yield story
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)
 
 
 async def until_waiting(recoverer: Recoverer) -> None:

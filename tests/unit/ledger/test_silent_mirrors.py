@@ -13,8 +13,8 @@ from sava.ledger.mirror_log import MirrorFiles
 from sava.ledger.protocol import RefusalReason
 from sava.ledger.writer import LedgerWriter, MirrorOptions
 from sava.wal import DiskFull
-from tests.support.waiting import PATIENCE_S
-from tests.unit.ledger.hosts import Host, Hosts, until
+from tests.support.waiting import PATIENCE_S, until
+from tests.unit.ledger.hosts import Host, Hosts
 
 PAIR = MirrorOptions(write_quorum=2, ack_quorum=2)
 """The owner and one mirror, both of which must have a message; the timeout is the default of 5 s."""
@@ -62,7 +62,7 @@ async def test_a_mirror_that_refused_once_is_taken_again_when_no_other_is_left(
         assert owned.owner.record.last.qa == 2, "two must have it, as before"
 
 
-async def test_a_full_mirror_that_has_room_again_has_the_third_copy_within_seconds(
+async def test_a_full_mirror_with_room_again_gets_the_third_copy_in_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Schedule: three brokers. The disk of b is full; b refuses, and the owner goes on with c. A second later
@@ -82,7 +82,7 @@ async def test_a_full_mirror_that_has_room_again_has_the_third_copy_within_secon
         await until(lambda: owned.owner.durable_end(b.storage) >= owned.owner.end, "b has everything")
 
 
-async def test_a_full_mirror_that_is_the_last_one_is_asked_again_about_every_second(
+async def test_the_last_mirror_if_full_is_asked_again_every_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Schedule: the only mirror has no room. The owner sends it the same bytes again and again, so it must
@@ -102,7 +102,7 @@ async def test_a_full_mirror_that_is_the_last_one_is_asked_again_about_every_sec
         await asyncio.wait_for(waiting, 5.0)
 
 
-async def test_a_silent_mirror_that_an_acknowledgement_needs_is_replaced_within_seconds(
+async def test_a_needed_silent_mirror_is_replaced_within_seconds(
     tmp_path: Path,
 ) -> None:
     """Schedule: the owner and one mirror must both have a message; the mirror is stopped with its connections
@@ -122,7 +122,7 @@ async def test_a_silent_mirror_that_an_acknowledgement_needs_is_replaced_within_
         assert owned.changes == 1
 
 
-async def test_a_silent_mirror_that_no_acknowledgement_needs_has_the_whole_timeout(tmp_path: Path) -> None:
+async def test_a_silent_mirror_that_is_not_needed_has_the_whole_timeout(tmp_path: Path) -> None:
     """Two of three are enough, so a slow third delays no message: a change of mirrors would cost more."""
     async with Hosts(4, tmp_path) as hosts:
         await hosts.begin()
@@ -140,7 +140,7 @@ async def test_a_silent_mirror_that_no_acknowledgement_needs_has_the_whole_timeo
         await until(lambda: silent.storage not in owned.owner.record.last.members, "it is replaced in time")
 
 
-async def test_a_mirror_that_was_silent_is_taken_again_when_the_next_one_falls_silent(tmp_path: Path) -> None:
+async def test_a_once_silent_mirror_is_taken_again_when_the_next_falls_silent(tmp_path: Path) -> None:
     """Schedule: b is stopped for a while, left out, and continues. A moment later c is stopped. The owner
     avoids b for ten seconds, but b is all that is left."""
     async with Hosts(3, tmp_path, options=MirrorOptions(mirror_timeout_s=1.0)) as hosts:

@@ -10,9 +10,9 @@ from sava.ledger.protocol import RefusalReason
 from sava.ledger.streams import MAX_RUNS, RUN_BYTES, RecentBytes
 from sava.ledger.writer import MirrorOptions
 from sava.wal import LocalDisk
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.ledger.disks import Writing
-from tests.unit.ledger.hosts import Hosts, until
+from tests.unit.ledger.hosts import Hosts
 
 
 def tapped(recent: RecentBytes, position: int, *sizes: int) -> int:

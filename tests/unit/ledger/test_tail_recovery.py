@@ -146,7 +146,7 @@ async def test_only_what_is_not_in_segments_is_taken(story: Story) -> None:
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 16 << 20], ids=["a segment for each frame", "one segment"])
-async def test_a_topic_that_others_are_copied_into_is_left_as_its_owner_would_have_left_it(
+async def test_a_copied_topic_is_left_as_its_owner_would_have_left_it(
     story: Story, tmp_path: Path, segment_bytes: int
 ) -> None:
     """Which stretches of other clusters it has, and which of their messages came by which way: told wrongly,
@@ -201,7 +201,7 @@ async def test_many_topics_in_one_journal_within_little_memory(story: Story) -> 
         assert [int(payload) for payload in await story.payloads(topic)] == list(range(50))
 
 
-async def test_an_unsettled_topic_of_which_nothing_was_written_ends_where_its_segments_do(
+async def test_an_unsettled_topic_without_frames_ends_where_its_segments_do(
     story: Story,
 ) -> None:
     """Its owner had woken it, and died before the first message was written."""
@@ -405,7 +405,7 @@ async def test_the_records_stay_until_the_last_share_is_done(story: Story) -> No
     assert await story.payloads(ORDERS) == await story.payloads(PAYMENTS) == numbers(0, 4)
 
 
-async def test_two_brokers_do_their_shares_at_once_and_the_last_removes_the_records(story: Story) -> None:
+async def test_two_brokers_share_the_work_and_the_last_removes_the_records(story: Story) -> None:
     """Neither is done before the other has read the states, so the last must look again; a removal that
     relied on the first look would never happen."""
     topics = [TopicKey("default", f"topic-{number}", 100 + number) for number in range(20)]
@@ -542,7 +542,7 @@ async def test_where_an_operator_gave_up_a_part_the_topic_ends_before_it(story: 
     assert await story.payloads(PAYMENTS) == numbers(0, 3)
 
 
-async def test_frames_that_contradict_one_another_are_left_for_somebody_to_look_at(story: Story) -> None:
+async def test_frames_that_contradict_each_other_are_left_for_the_operator(story: Story) -> None:
     await story.claim()
     story.append(frame(ORDERS, 0, 5), frame(ORDERS, 3, 9))
     await story.close_journal()
@@ -576,7 +576,7 @@ async def test_an_unexpected_error_of_one_topic_keeps_no_other_waiting(
     assert (await story.run()).topics == ["/default/orders"]
 
 
-async def test_a_frame_that_cannot_be_parsed_keeps_its_topic_waiting_and_no_other(story: Story) -> None:
+async def test_a_frame_that_cannot_be_parsed_keeps_only_its_topic_waiting(story: Story) -> None:
     """Schedule: the disk is gone. One frame of orders has more bytes than its header says, which only the
     parsing of the whole frame shows. Payments must be served again, and orders is reported with the place."""
     await story.claim(ORDERS)
@@ -594,7 +594,7 @@ async def test_a_frame_that_cannot_be_parsed_keeps_its_topic_waiting_and_no_othe
     assert await story.records.get(FIRST) is not None, "the journal is kept: orders is still in it"
 
 
-async def test_a_frame_without_a_readable_header_keeps_the_topics_waiting_that_it_may_be_of(
+async def test_an_unreadable_header_keeps_all_topics_waiting_it_may_be_of(
     story: Story,
 ) -> None:
     """Schedule: the disk is gone, and its journal has a frame whose header is not a header. It may be the

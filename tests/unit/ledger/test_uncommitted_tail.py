@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sava.ledger.protocol.record import LedgerFenced
-from tests.support.waiting import PATIENCE_S
-from tests.unit.ledger.hosts import Hosts, until
+from tests.support.waiting import PATIENCE_S, until
+from tests.unit.ledger.hosts import Hosts
 
 
 async def test_a_void_part_stays_void_after_the_journal_is_forgotten(

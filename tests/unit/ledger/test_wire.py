@@ -124,7 +124,7 @@ async def test_a_broker_with_another_disk_says_whose_it_is(tmp_path: Path) -> No
         assert answer == LedgerRefused(JOURNAL, there.storage, RefusalReason.OTHER_DISK)
 
 
-async def test_an_owner_of_an_own_journal_is_not_let_in_and_an_unknown_life_is_not_empty(
+async def test_an_own_journal_is_refused_and_an_unknown_generation_not_empty(
     tmp_path: Path,
 ) -> None:
     async with Hosts(1, tmp_path) as hosts:

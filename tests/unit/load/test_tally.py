@@ -66,7 +66,7 @@ def test_what_is_missing_at_either_end_is_lost() -> None:
     assert count.lost == 15
 
 
-def test_without_the_last_message_nobody_knows_what_is_missing_behind_the_last_that_came() -> None:
+def test_without_the_last_message_the_missing_tail_is_unknown() -> None:
     count = counted(DeliveryTally(), messages(100)[:90])
     assert (count.lost, count.open_ended) == (0, 1)
 
@@ -87,7 +87,7 @@ def test_a_subscription_that_was_there_before_owes_nothing_of_before() -> None:
     assert counted(tally, messages(100)[40:60], messages(100)[70:], [end(100)]).lost == 10
 
 
-def test_partitions_that_were_consumed_unevenly_before_owe_nothing_of_before() -> None:
+def test_partitions_consumed_unevenly_before_owe_nothing_of_before() -> None:
     """Somebody read one partition up to 60, the other up to 20, then stopped. Whoever goes on gets 61, 63 …
     of one and 22, 24 … of the other: 23 was read before, and only what is behind 61 can be lost."""
     stream = messages(100)
@@ -107,7 +107,7 @@ def test_a_partition_of_which_nothing_comes_may_have_been_consumed_before() -> N
     assert count.is_clean
 
 
-def test_messages_that_others_of_a_shared_subscription_have_acked_are_not_lost() -> None:
+def test_messages_acked_by_others_of_a_shared_subscription_are_not_lost() -> None:
     stream = messages(100)
     count = counted(DeliveryTally(owed=Owed.SOME), stream[10:20], stream[50:], [end(100)])
     assert (count.lost, count.unread) == (0, 30)
@@ -131,7 +131,7 @@ def test_what_comes_behind_a_later_one_is_out_of_order() -> None:
     assert (count.lost, count.duplicates, count.reordered) == (0, 0, 1)
 
 
-def test_two_partitions_have_an_order_each_and_so_have_the_consumers_of_a_shared_subscription() -> None:
+def test_each_partition_and_each_shared_consumer_has_its_own_order() -> None:
     for other in ({"topic": "b"}, {"topic": "a", "consumer": 1}):
         tally, stream = DeliveryTally(), messages(100)
         tally.take("a", stream[1::2])
@@ -139,7 +139,7 @@ def test_two_partitions_have_an_order_each_and_so_have_the_consumers_of_a_shared
         assert counted(tally, [end(100)]).is_clean
 
 
-def test_what_was_on_its_way_to_another_consumer_is_compared_with_itself_alone() -> None:
+def test_messages_of_another_consumer_are_compared_among_themselves() -> None:
     tally, stream = DeliveryTally(), messages(100)
     tally.take("a", stream[50:])
     tally.take("a", stream[10:50], is_again=True)
@@ -163,7 +163,7 @@ def test_a_key_has_its_order_wherever_it_comes() -> None:
     assert (count.lost, count.duplicates, count.reordered) == (0, 0, 1)
 
 
-def test_a_key_that_has_gone_to_a_new_partition_is_in_no_order_to_what_it_left_in_the_old_one() -> None:
+def test_a_key_has_no_order_across_its_old_and_new_partition() -> None:
     """A topic grows in mid-run. Its new partition is read first, the end of the old one later."""
     source = LoadSource(RUN, 0, 5)
     tally, stream = DeliveryTally(by_key=True), messages(100, source=source)
@@ -212,7 +212,7 @@ def test_the_last_message_tells_how_many_were_not_acknowledged() -> None:
     assert (count.lost, count.uncertain) == (2, 8)
 
 
-def test_messages_that_came_although_they_were_not_acknowledged_excuse_no_others() -> None:
+def test_messages_that_arrived_unacknowledged_excuse_no_others() -> None:
     """The receipts of ten were lost, and they are there. Ten others were acknowledged, and are not."""
     stream = messages(100)
     told = [gap(20, 10), gap(20, 10), end(100, failed=10)]

@@ -298,7 +298,7 @@ class World:
                     machine.replica.tick(self.now_ms)
             self.settle()
 
-    def until(self, condition: Callable[[], bool], ms: int = 20_000) -> None:
+    def run_until(self, condition: Callable[[], bool], ms: int = 20_000) -> None:
         for _ in range(ms // TICK_MS):
             if condition():
                 return
@@ -307,7 +307,7 @@ class World:
 
     def elect(self) -> Machine:
         """Wait for a leader that a majority follows."""
-        self.until(lambda: self.leader_or_none() is not None)
+        self.run_until(lambda: self.leader_or_none() is not None)
         return self.leader()
 
     def leader_or_none(self) -> Machine | None:
@@ -326,7 +326,7 @@ class World:
 
     def answer(self, box: Box, ms: int = 10_000) -> Reply:
         self.settle()
-        self.until(lambda: bool(box.replies), ms)
+        self.run_until(lambda: bool(box.replies), ms)
         return box.reply
 
     def put(self, machine: Machine, key: str, value: bytes | str) -> Reply:

@@ -59,7 +59,7 @@ def test_i14_snapshot_and_tail_equal_live_equal_replay_from_empty(seed: int) -> 
         assert restored.digest() == live.digest()
 
 
-def test_i15_snapshot_bytes_are_identical_on_all_replicas_and_after_restoring() -> None:
+def test_i15_snapshot_bytes_are_equal_on_all_replicas_and_restored() -> None:
     work = proposals(99, 1_500)
     one, other = StateMachine(LIMITS), StateMachine(LIMITS)
     run(one, work)

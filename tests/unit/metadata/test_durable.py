@@ -209,7 +209,7 @@ def test_other_impossible_beginnings() -> None:
 
 @pytest.mark.parametrize("file_bytes", [64 << 20, 600], ids=["one file before", "several files before"])
 @pytest.mark.parametrize("policy", list(CrashPolicy))
-def test_a_checkpoint_cut_off_at_any_disk_operation_leaves_the_old_or_the_new_state(
+def test_a_checkpoint_cut_off_anywhere_leaves_the_old_or_the_new_state(
     policy: CrashPolicy, file_bytes: int
 ) -> None:
     """S54: compaction of the log, with a power cut before each operation that it makes. With several older

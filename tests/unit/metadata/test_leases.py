@@ -22,7 +22,7 @@ from sava.metadata.machine.state_machine import Limits
 from tests.unit.metadata.steps import Steps
 
 
-def test_a_sign_of_life_between_the_look_at_the_clock_and_the_entry_keeps_the_lease() -> None:
+def test_a_keep_alive_just_before_the_expiry_entry_keeps_the_lease() -> None:
     """Danger: an unconditional expiry deletes what was just renewed, and a live broker is declared dead."""
     steps = Steps()
     lease = steps.grant()

@@ -106,7 +106,7 @@ def test_s67_a_wall_clock_that_jumps_an_hour_expires_nothing() -> None:
     assert leader.due(TTL - 1) == []
 
 
-def test_without_a_quorum_nothing_expires_and_afterwards_every_ttl_begins_anew() -> None:
+def test_without_a_quorum_nothing_expires_and_then_every_ttl_restarts() -> None:
     """Danger: a leader cut off from the others hears no keep-alives and concludes that they are all dead."""
     leader = Leader()
     (lease,) = leader.leases(1)
@@ -152,7 +152,7 @@ def test_guard_protects_again_after_a_sign_of_life() -> None:
     assert leader.lessor.alarms == 2
 
 
-def test_an_expiry_in_flight_is_not_proposed_twice_but_a_lost_one_is_repeated() -> None:
+def test_an_expiry_in_flight_is_proposed_once_and_a_lost_one_again() -> None:
     leader = Leader()
     (lease,) = leader.leases(1)
     assert leader.due(TTL) == [lease]

@@ -61,7 +61,7 @@ def test_the_revision_survives_a_restart_and_never_goes_back() -> None:
     assert again.put("/a") == 3
 
 
-def test_force_new_cluster_jumps_ahead_of_everything_the_lost_cluster_may_have_given_out() -> None:
+def test_force_new_cluster_jumps_ahead_of_what_the_lost_one_gave_out() -> None:
     steps = Steps()
     steps.put("/a")
     lease, session = steps.grant(), steps.session()

@@ -104,7 +104,7 @@ def test_a_slow_disk_on_the_leader_does_not_stop_the_others() -> None:
     assert isinstance(box.reply, Committed)
 
 
-def test_requests_that_come_one_by_one_while_the_disk_works_share_an_append_and_a_write() -> None:
+def test_requests_that_come_while_the_disk_works_share_a_write() -> None:
     world, leader, _ = three()
     leader.writer.is_held = True
     first = leader.put("/first", "1")
@@ -136,7 +136,7 @@ def test_a_full_batch_does_not_wait_for_the_leaders_disk() -> None:
     assert follower.get(f"/k/{BATCH_ENTRIES - 1}") == b"v"
 
 
-def test_a_request_that_waited_for_the_disk_until_its_deadline_had_no_effect() -> None:
+def test_a_request_that_waited_past_its_deadline_had_no_effect() -> None:
     world, leader, follower = three()
     leader.writer.is_held = True
     leader.put("/first", "1", timeout_ms=60_000)
@@ -225,7 +225,7 @@ def test_a_full_disk_refuses_proposals_serves_reads_and_recovers(caplog: pytest.
     assert node.get("/x") == b"4"
 
 
-def test_a_follower_with_a_full_disk_holds_its_promises_back_and_catches_up() -> None:
+def test_a_follower_with_a_full_disk_promises_nothing_and_catches_up() -> None:
     world, leader, follower = three()
     follower.disk.set_capacity(follower.disk.used)
     for number in range(5):
@@ -240,7 +240,7 @@ def test_a_follower_with_a_full_disk_holds_its_promises_back_and_catches_up() ->
 
 
 @pytest.mark.parametrize("trouble", ["full", "hangs"])
-def test_a_leader_whose_disk_takes_nothing_hands_over_to_one_whose_disk_does(trouble: str) -> None:
+def test_a_leader_with_a_full_disk_hands_over_to_one_with_room(trouble: str) -> None:
     """The leader's disk is full, or its sync does not return. It sends what it cannot write, the others have
     it and commit it, and the leader, which cannot apply it, answers nobody any more. All hear it, so nobody
     campaigns: two good disks of three, and a store that stands still until somebody comes."""
@@ -257,7 +257,7 @@ def test_a_leader_whose_disk_takes_nothing_hands_over_to_one_whose_disk_does(tro
 
     leader.disk.set_capacity(None)
     leader.writer.is_held = False
-    world.until(lambda: leader.get("/y") == b"1")
+    world.run_until(lambda: leader.get("/y") == b"1")
     assert leader.failures == []
 
 
@@ -278,7 +278,7 @@ def test_a_leader_hands_over_to_nobody_whose_disk_takes_nothing_either(which: in
         assert leader.status.transferring_to != full.id
         return world.leader_or_none() not in (leader, None)
 
-    world.until(is_deposed)
+    world.run_until(is_deposed)
     assert isinstance(world.answer(stuck), Committed)
 
 

@@ -90,7 +90,7 @@ def test_a_lease_granted_by_the_next_leader_is_known_to_whoever_asks() -> None:
     assert world.answer(box) == Alive(TTL)
 
 
-def test_a_keep_alive_that_meets_an_expiry_in_the_log_is_decided_by_the_log() -> None:
+def test_the_log_decides_between_a_keep_alive_and_an_expiry() -> None:
     """The expiry was proposed but is not committed; the touch behind it finds no lease."""
     world, leader, _follower, lease = three()
     world.put(leader, "/warm", "up")

@@ -175,7 +175,7 @@ def test_a_leader_that_removes_itself_answers_and_hands_over() -> None:
     world, leader, _ = three()
     reply = change(world, leader, remove=(leader.id,))
     assert isinstance(reply, Changed)
-    world.until(lambda: world.leader_or_none() not in (None, leader))
+    world.run_until(lambda: world.leader_or_none() not in (None, leader))
     assert leader.replica.status().removed
     assert isinstance(world.put(world.leader(), "/x", "1"), Committed)
 

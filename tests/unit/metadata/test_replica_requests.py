@@ -123,7 +123,7 @@ def test_a_lost_request_is_repeated() -> None:
     assert allocated(world.answer(follower.propose(ALLOCATE))) == 1
 
 
-def test_a_leader_that_dies_with_the_request_is_replaced_and_the_request_applied_once() -> None:
+def test_a_request_whose_leader_dies_is_applied_once() -> None:
     world, leader, follower = three()
     world.tap = lambda _, envelope: not isinstance(envelope.message, LeaderAnswer)
     box = follower.propose(ALLOCATE, timeout_ms=20_000)
@@ -167,7 +167,7 @@ def test_an_entry_of_another_leader_in_its_place_is_not_its_answer() -> None:
     assert [allocated(world.answer(box)) for box in boxes] == [1, 2]
 
 
-def test_an_entry_that_survives_its_leader_answers_the_caller_with_its_own_result() -> None:
+def test_an_entry_that_survives_its_leader_answers_with_its_own_result() -> None:
     world, leader, _follower = three()
     world.put(leader, "/warm", "up")
     world.tap = lambda src, envelope: src is leader
@@ -316,7 +316,7 @@ def test_a_session_that_was_idle_for_long_is_given_up_before_it_is_used() -> Non
     assert node.status.last_index == before + 2, "a new session and the put"
 
 
-def test_one_session_serves_requests_made_one_by_one_on_a_machine_that_is_up_for_long() -> None:
+def test_one_session_serves_all_requests_that_come_one_by_one() -> None:
     """The monotonic clock stands far from zero when the node starts. The request that opens the session
     counts as its use; otherwise the session looks idle since time zero, and every request opens another
     one."""

@@ -65,7 +65,7 @@ def test_snapshots_are_taken_by_entries_and_by_bytes() -> None:
     assert node.status.snapshot_index >= 15
 
 
-def test_building_blocks_neither_append_nor_apply_and_the_trigger_is_not_lost() -> None:
+def test_building_a_snapshot_blocks_nothing_and_loses_no_trigger() -> None:
     """S56, and openraft #1829: what came while a build was running counts when it ends."""
     world = World(replace(SMALL, snapshot_entries=10))
     (node,) = world.found("a")
@@ -142,7 +142,7 @@ def lagging(config: ReplicaConfig = SMALL) -> tuple[World, Machine, Machine]:
     return world, leader, follower
 
 
-def test_a_follower_behind_the_log_gets_the_snapshot_in_chunks_and_then_the_log() -> None:
+def test_a_follower_behind_the_log_gets_snapshot_chunks_then_the_log() -> None:
     """S49."""
     world, leader, follower = lagging()
     follower.start()
@@ -189,7 +189,7 @@ def test_a_chunk_with_a_wrong_checksum_is_dropped_and_counted() -> None:
         return True
 
     world.tap = catch
-    world.until(lambda: bool(envelope))
+    world.run_until(lambda: bool(envelope))
     chunk = envelope[0].message
     assert isinstance(chunk, SnapshotChunk)
     bad = msgspec.structs.replace(chunk, data=b"!" + chunk.data[1:])
@@ -273,7 +273,7 @@ def test_a_power_cut_at_any_step_of_an_install_loses_nothing(policy: CrashPolicy
         held = follower.status.last_index
         cut_after(follower, operation)
         try:
-            world.until(partial(agree, leader, follower), 5_000)
+            world.run_until(partial(agree, leader, follower), 5_000)
         except PowerCut:
             cuts += 1
         else:
@@ -282,7 +282,7 @@ def test_a_power_cut_at_any_step_of_an_install_loses_nothing(policy: CrashPolicy
         follower.restart(policy)
         assert follower.status.last_index >= held, "what it had acknowledged is still there"
         seen.add(follower.status.snapshot_index)
-        world.until(partial(agree, leader, follower), 5_000)
+        world.run_until(partial(agree, leader, follower), 5_000)
     assert cuts > 10
     assert len(seen) == 2, "before and after"
 

@@ -176,9 +176,7 @@ def test_another_snapshot_under_the_same_name_is_not_the_one() -> None:
 
 @pytest.mark.parametrize("policy", list(CrashPolicy))
 @pytest.mark.parametrize("way", ["built", "received"])
-def test_a_power_cut_at_any_operation_leaves_the_old_snapshot_and_perhaps_the_new_one_whole(
-    policy: CrashPolicy, way: str
-) -> None:
+def test_a_power_cut_at_any_operation_leaves_a_whole_snapshot(policy: CrashPolicy, way: str) -> None:
     """S54."""
     seen = set()
     for operation in range(100):

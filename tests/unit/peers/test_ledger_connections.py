@@ -101,7 +101,7 @@ async def test_a_request_to_a_closed_handle_ends_its_connection_and_nothing_else
     assert "writing failed" in await asyncio.wait_for(link.is_gone, PATIENCE_S)
 
 
-async def test_a_connection_that_stands_as_its_deadline_passes_is_not_given_to_its_link(late: str) -> None:
+async def test_a_connection_made_at_its_deadline_is_not_given_to_its_link(late: str) -> None:
     link = LedgerConnection(lambda _: None)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):

@@ -362,7 +362,7 @@ async def late(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     server.close()
 
 
-async def test_a_connection_that_stands_as_its_deadline_passes_leaves_nothing_behind(late: str) -> None:
+async def test_a_connection_made_at_its_deadline_leaves_nothing_behind(late: str) -> None:
     """loop        is late: the connection stands, and the deadline for it has passed
     uvloop      connection_made(transport), the connection is there
     timeout     cancels create_connection, which has not returned yet
@@ -385,7 +385,7 @@ async def test_a_connection_that_stands_as_its_deadline_passes_leaves_nothing_be
         await transport.close()
 
 
-async def test_a_question_whose_deadline_passes_as_the_connection_stands_has_its_answer(late: str) -> None:
+async def test_a_question_at_its_deadline_has_its_answer_once_connected(late: str) -> None:
     """As above for one question: whoever asked waited for connection_lost, without an end."""
     transport = TcpTransport(Auth())
     transport.attach(Node(ONE, "127.0.0.1:1"))
@@ -396,7 +396,7 @@ async def test_a_question_whose_deadline_passes_as_the_connection_stands_has_its
     await transport.close()
 
 
-async def test_an_order_to_bind_that_was_sent_and_not_answered_is_not_called_undone() -> None:
+async def test_an_unanswered_order_to_bind_is_not_called_undone() -> None:
     """The node takes the order and its answer is lost: it may belong to the cluster by now. It was raised as
     Unavailable, which says that nothing has happened."""
 

@@ -21,7 +21,7 @@ from sava.pipeline import calls as tails
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, OffsetGone, PartitionExtent
 from sava.proto import writers_pb2, writers_pb2_grpc
 from sava.records import RecordBatch
-from tests.support.waiting import PATIENCE_S, OwnTime
+from tests.support.waiting import PATIENCE_S, OwnTime, wait_until
 from tests.unit.client.server import AWAY, Fault, MemoryBroker, refused
 
 A, B = "/default/orders-part-0", "/default/orders-part-1"
@@ -83,14 +83,8 @@ class Hosted:
         self._loop.run(self.broker.stop())
 
     def break_streams(self) -> None:
-        self.until(lambda: self.broker.calls)
+        wait_until(lambda: self.broker.calls)
         self._loop.run(self.broker.break_streams())
-
-    def until(self, condition: Any) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
 
     def close(self) -> None:
         self.stop()
@@ -277,7 +271,7 @@ def test_without_growth_the_time_is_kept(hosted: Hosted, link: ClusterClient) ->
 def test_asking_again_and_again_asks_the_broker_once(hosted: Hosted, link: ClusterClient) -> None:
     """One question for the end, one that stands: for each partition, however often somebody waits."""
     stand(link, A, B)
-    hosted.until(lambda: hosted.broker.offsets_under_way == 2)
+    wait_until(lambda: hosted.broker.offsets_under_way == 2)
     asked = len(hosted.broker.offsets_asked)
     for _ in range(20):
         link.wait_beyond({A: 0, B: 0}, timeout_s=0.01)
@@ -291,8 +285,8 @@ def test_questions_do_not_outlive_who_asks(
     monkeypatch.setattr(tails, "IDLE_S", 0.2)
     monkeypatch.setattr(tails, "STAND_S", 0.1)
     stand(link, A)
-    hosted.until(lambda: not link._tails.standing)
-    hosted.until(lambda: not hosted.broker.offsets_under_way)
+    wait_until(lambda: not link._tails.standing)
+    wait_until(lambda: not hosted.broker.offsets_under_way)
     hosted.append(A, b"1")
     assert link.wait_beyond({A: 0}, timeout_s=PATIENCE_S)[A].end == 1
 
@@ -300,9 +294,9 @@ def test_questions_do_not_outlive_who_asks(
 def test_closing_ends_what_stands(hosted: Hosted) -> None:
     link = ClusterClient.of(hosted.access)
     stand(link, A, B)
-    hosted.until(lambda: hosted.broker.offsets_under_way == 2)
+    wait_until(lambda: hosted.broker.offsets_under_way == 2)
     link.close()
-    hosted.until(lambda: hosted.broker.offsets_under_way == 0)
+    wait_until(lambda: hosted.broker.offsets_under_way == 0)
 
 
 def test_who_waits_while_the_link_is_closed_is_told(hosted: Hosted) -> None:
@@ -318,7 +312,7 @@ def test_who_waits_while_the_link_is_closed_is_told(hosted: Hosted) -> None:
     threads = [threading.Thread(target=wait) for _ in range(3)]
     for thread in threads:
         thread.start()
-    hosted.until(lambda: link._tails.standing)
+    wait_until(lambda: link._tails.standing)
     link.close()
     for thread in threads:
         thread.join(10)

@@ -120,7 +120,7 @@ def test_where_it_begins(
     assert begin(monkeypatch, Table((10, 20, 30), (0, 0, 7)), **options).beginning() == expected
 
 
-def test_a_message_that_comes_while_the_first_batch_is_planned_does_not_move_its_beginning(
+def test_a_message_during_the_first_planning_does_not_move_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Spark asks where the stream begins (30), and how far the first batch goes (30); a message comes; Spark

@@ -60,7 +60,7 @@ def test_rows_become_batches_in_order(codec: Compression) -> None:
     assert not any(batch.header.is_assigned for batches in emitted.batches.values() for batch in batches)
 
 
-def test_a_large_payload_among_small_ones_does_not_make_all_batches_small_or_one_huge() -> None:
+def test_a_large_payload_does_not_make_batches_small_or_huge() -> None:
     emitted = Emitted()
     batcher = Batcher(emitted, batch_bytes=10_000)
     payloads = [b"small"] * 500 + [bytes(90_000)] + [b"small"] * 500

@@ -23,7 +23,8 @@ from tests.unit.raft.harness import CONFIG, N1, N4, Cluster, entries_of, make_co
 THREE = membership([1, 2, 3])
 
 
-def test_s54_local_compaction_survives_a_restart_with_and_without_the_checkpoint():
+def test_s54_local_compaction_survives_a_restart():
+    """With the checkpoint and without it."""
     for truncate_disk in (True, False):
         cluster = Cluster(config=CoreConfig(keep_entries=3))
         cluster.elect(1)
@@ -55,7 +56,7 @@ def test_s56_building_a_snapshot_blocks_neither_append_nor_apply():
     assert cluster[2].machine[-1] == b"f"
 
 
-def test_s56_joiner_that_replays_from_the_start_knows_the_group_at_every_index():
+def test_s56_a_joiner_that_replays_knows_the_group_at_every_index():
     """Seed 20124 of the simulator: a joiner replays the log from index 1 and takes a snapshot before it
     reaches the entry that adds it. Its group in no log, that snapshot named no voters."""
     cluster = Cluster(config=CoreConfig(max_append_bytes=1))

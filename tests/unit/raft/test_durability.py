@@ -136,7 +136,8 @@ def test_vote_requests_wait_for_the_candidates_own_disk():
     assert all(isinstance(m, VoteRequest) and m.pre for out in outputs for m in out.send_now)
 
 
-def test_s58_leader_sends_before_its_own_disk_has_the_entry_and_counts_itself_after():
+def test_s58_leader_sends_before_its_disk_has_the_entry():
+    """It counts itself only when its own disk has the entry."""
     cluster = Cluster([1, 2])
     cluster.elect(1)
     cluster[1].auto_persist = False
@@ -148,7 +149,7 @@ def test_s58_leader_sends_before_its_own_disk_has_the_entry_and_counts_itself_af
     assert cluster[1].commit == 2
 
 
-def test_s58_leader_crashes_before_its_sync_and_the_entry_survives_iff_a_quorum_had_it():
+def test_s58_an_unsynced_leaders_entry_survives_iff_a_quorum_had_it():
     for reaches_quorum in (True, False):
         cluster = Cluster()
         cluster.elect(1)
@@ -174,7 +175,7 @@ def test_s58_an_append_is_acknowledged_only_with_the_batch_that_stores_it():
     assert output.send_after_persist == (AppendReply(N2, N1, 1, True, 2),)
 
 
-def test_s58_a_duplicate_append_is_not_acknowledged_before_the_first_copy_is_durable():
+def test_s58_a_duplicate_append_waits_for_the_first_copy_to_be_durable():
     core = make_core(2, THREE, term=1)
     append = Append(N1, N2, 1, 0, 0, entries_of([1, 1]), 0)
     core.step(append)
@@ -199,7 +200,7 @@ def test_the_term_is_never_durable_after_entries_of_it():
     assert [e.term for e in output.entries] == [4, 4]
 
 
-def test_heartbeat_of_a_new_term_is_answered_with_the_batch_that_stores_the_term():
+def test_a_new_terms_heartbeat_is_answered_when_the_term_is_stored():
     core = make_core(2, THREE)
     core.step(Heartbeat(N1, N2, 3, 0, 7))
     output = core.poll()
@@ -321,7 +322,7 @@ def test_s60_a_completion_acknowledges_its_own_batch_and_nothing_after_it():
     assert core.status().commit == 3
 
 
-def test_s60_entries_truncated_before_they_were_polled_never_reach_the_disk():
+def test_s60_entries_truncated_before_a_poll_never_reach_the_disk():
     core = make_core(2, THREE, [1], term=1)
     core.step(Append(N1, N2, 1, 1, 1, entries_of([1, 1], start=2), 0))
     core.step(Append(N3, N2, 2, 1, 1, entries_of([2], start=2), 0))

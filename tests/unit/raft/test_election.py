@@ -75,7 +75,7 @@ def test_s02_three_voters_elect_one_leader_and_commit_its_noop():
     )
 
 
-def test_s03_all_start_as_followers_and_say_nothing_before_the_first_timeout():
+def test_s03_all_start_as_followers_and_wait_for_the_first_timeout():
     cores = [make_core(n, THREE) for n in (1, 2, 3)]
     for core in cores:
         assert core.status().role is Role.FOLLOWER
@@ -132,7 +132,7 @@ def test_s05_vote_refused_to_shorter_or_older_log(last_index, last_term, granted
     assert reply == VoteReply(N1, N2, 3 if granted or not pre else 2, granted, pre=pre)
 
 
-def test_s06_second_candidate_of_a_term_is_refused_and_the_first_may_ask_again():
+def test_s06_a_terms_second_candidate_is_refused_not_the_first_again():
     core = make_core(1, THREE)
     for candidate, granted in ((2, True), (3, False), (2, True)):
         core.step(VoteRequest(NodeId(candidate), N1, 1, 0, 0))

@@ -42,7 +42,7 @@ def test_two_followers_do_not_campaign_in_the_same_tick_every_time():
     assert len(waits) > 1
 
 
-def test_a_follower_with_the_evidence_grants_a_pre_vote_that_it_would_have_dropped():
+def test_a_follower_with_the_evidence_grants_a_pre_vote():
     core, _ = follower()
     core.step(VoteRequest(N3, N1, 2, 9, 1, pre=True))
     assert not sent(drain(core)), "it hears its leader"
@@ -73,7 +73,7 @@ def test_evidence_about_another_node_than_the_leader_changes_nothing():
     assert core.status().role is Role.FOLLOWER
 
 
-def test_evidence_that_is_repeated_every_tick_does_not_keep_a_candidate_from_its_turn():
+def test_evidence_in_every_tick_does_not_keep_a_candidate_from_its_turn():
     core, _ = follower()
     for _ in range(SHORT + 1):
         core.leader_unreachable(N2)

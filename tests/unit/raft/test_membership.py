@@ -161,7 +161,7 @@ def test_removed_follower_hears_that_it_is_and_stops_campaigning():
     assert not any(isinstance(m, VoteRequest) and m.src == 3 for m in cluster.delivered)
 
 
-def test_s34_leader_outside_its_own_uncommitted_c_new_may_campaign_once_more():
+def test_s34_a_leader_outside_its_uncommitted_c_new_may_campaign_again():
     """{1,2} -> {2}. Leader 1 has appended C_new, which 2 does not have, and restarts. 2 needs 1's vote
     (joint) and cannot get it against the longer log; 1 is no voter in its own newest configuration. Only 1
     can end this (thesis §4.2.2): it wins by 2's vote, commits C_new and hands over."""
@@ -343,7 +343,7 @@ def test_change_during_a_transfer_is_refused():
         cluster[1].core.change_membership(add_learner(4))
 
 
-def test_new_member_does_not_cost_the_leader_its_quorum_before_it_could_answer():
+def test_a_new_member_does_not_cost_the_leader_its_quorum():
     """A freshly added member starts active. {1} -> {1,2}: check-quorum falls right after the change."""
     core = make_core(1, membership([1], [2]), term=0)
     core.campaign()

@@ -111,7 +111,7 @@ def test_s36_leader_crash_with_c_new_committed():
     assert cluster[leader].status.membership.voters == (1, 2, 4)
 
 
-def test_s37_truncating_an_uncommitted_configuration_restores_the_previous_one():
+def test_s37_truncating_a_configuration_restores_the_previous_one():
     """Follower 2 holds an uncommitted joint entry of term 1. The leader of term 2 replaces it by a
     command."""
     plain = membership([1, 2, 3])

@@ -139,7 +139,8 @@ def test_s46_reads_between_two_polls_share_one_round():
     assert cluster[1].reads_ready == [(token, 1) for token in range(100)]
 
 
-def test_s47_partitioned_old_leader_answers_nothing_and_fails_its_reads_when_it_steps_down():
+def test_s47_a_partitioned_leader_fails_its_reads_when_it_steps_down():
+    """Until then it answers nothing."""
     cluster = leading()
     cluster.isolate(1)
     cluster[1].core.request_read(7)

@@ -71,7 +71,7 @@ def test_s19_each_of_them_is_found_in_few_probes(follower):
     assert len(rejected) <= 3
 
 
-def test_s20_figure_8_an_old_entry_on_a_majority_is_not_committed_by_counting():
+def test_s20_figure_8_an_old_entry_is_not_committed_by_counting():
     """Leader 1 of term 4 has replicated entry 2 of term 2 to a majority, but nothing of term 4 yet: 5 with an
     entry of term 3 could still win and replace it."""
     cluster = Cluster(
@@ -138,7 +138,7 @@ def _leader(log, term, config=CONFIG, members=THREE):
     return core
 
 
-def test_s22_duplicate_and_shorter_appends_never_truncate_a_matching_suffix():
+def test_s22_duplicate_appends_never_truncate_a_matching_suffix():
     """The second of two pipelined appends has arrived; then the first comes again, late. It ends earlier than
     our log, which says nothing about what follows."""
     core = make_core(2, THREE, term=1)
@@ -169,7 +169,7 @@ def test_s22_reordered_appends_converge():
     assert cluster[2].machine == cluster[1].machine == [b"%d" % n for n in range(6)]
 
 
-def test_s22_a_conflicting_suffix_is_replaced_from_the_first_differing_term():
+def test_s22_a_conflicting_suffix_is_replaced_from_its_first_entry():
     core = make_core(2, THREE, [1, 1, 2, 2], term=3, commit=1)
     core.step(Append(N1, N2, 3, 1, 1, entries_of([1, 3], start=2), 0))
     (output,) = drain(core)
@@ -187,7 +187,8 @@ def test_s22_previous_term_must_match():
     assert (core.status().last_index, core.status().commit) == (2, 0)
 
 
-def test_s23_append_below_commit_is_answered_at_commit_without_touching_the_log():
+def test_s23_an_append_below_commit_is_answered_at_commit():
+    """The log stays untouched."""
     core = make_core(2, THREE, [1, 1, 1, 1], term=1, commit=3)
     core.step(Append(N1, N2, 1, 1, 1, entries_of([1], start=2), 2))
     outputs = drain(core)
@@ -329,7 +330,7 @@ def test_s27_one_probe_per_heartbeat():
     assert len([m for m in sent(drain(head), Append) if m.dst == 3]) == 1
 
 
-def test_s28_followers_learn_of_a_commit_without_waiting_for_the_next_proposal():
+def test_s28_followers_learn_of_a_commit_before_the_next_proposal():
     cluster = Cluster()
     cluster.elect(1)
     cluster.propose(1, b"x")
@@ -365,7 +366,7 @@ def test_s29_uncommitted_bytes_are_capped_and_empty_entries_are_not():
     assert cluster[1].machine == [b"a" * 60, b"", b"", b"c" * 60]
 
 
-def test_s29_one_proposal_larger_than_the_cap_passes_when_nothing_is_pending():
+def test_s29_a_proposal_larger_than_the_cap_passes_if_it_is_alone():
     cluster = Cluster(config=CoreConfig(max_uncommitted_bytes=10, keep_entries=0))
     cluster.elect(1)
     cluster.propose(1, b"x" * 50)

@@ -29,8 +29,10 @@ def test_many_payloads_in_one_proposal_reach_everyone():
     assert len(messages) < 30, "batches, not single entries"
 
 
-def test_cost_of_a_proposal_and_a_rejection_does_not_depend_on_the_length_of_the_log():
-    """Proposing looks at the new entries only; finding where two logs part is a binary search."""
+def test_cost_of_a_proposal_does_not_depend_on_the_length_of_the_log():
+    """Nor does the cost of a rejection.
+
+    Proposing looks at the new entries only; finding where two logs part is a binary search."""
     core = make_core(1, membership([1]), [1] * 20_000, term=1, commit=20_000, config=CONFIG)
     core.campaign()
     drain(core)

@@ -61,7 +61,7 @@ def behind(count: int = 30, **options) -> Cluster:
     return cluster
 
 
-def test_s49_follower_behind_the_first_index_gets_the_snapshot_and_then_the_log():
+def test_s49_a_follower_behind_the_log_gets_the_snapshot_then_the_log():
     cluster = behind()
     cluster.propose(1, b"after")
     cluster.heal()
@@ -99,7 +99,7 @@ def test_s49_nothing_leaves_or_applies_before_the_install_is_durable():
     assert cluster[3].machine == cluster[1].machine
 
 
-def test_s50_snapshot_at_the_leaders_last_index_returns_the_follower_to_replicate():
+def test_s50_a_snapshot_at_the_last_index_returns_to_replicate():
     cluster = behind()
     cluster.heal()
     cluster.tick(3)
@@ -109,7 +109,7 @@ def test_s50_snapshot_at_the_leaders_last_index_returns_the_follower_to_replicat
     assert cluster[3].machine[-1] == b"x"
 
 
-def test_s50_snapshot_that_our_log_has_left_behind_is_followed_by_the_next_one():
+def test_s50_a_snapshot_behind_our_log_is_followed_by_the_next_one():
     """While 3 installs, the leader compacts beyond that snapshot. The acknowledgement does not reconnect:
     probe, and the newer snapshot follows."""
     cluster = behind()
@@ -224,7 +224,7 @@ def test_s52_leader_does_not_multiply_duplicated_answers():
     assert sum(len(out.send_chunks) for out in cluster[1].outputs[before:]) == 1
 
 
-def test_s52_a_newer_snapshot_resets_the_receiver_and_stragglers_of_the_older_do_not():
+def test_s52_a_newer_snapshot_resets_the_receiver_and_stragglers_do_not():
     core = make_core(2, THREE, term=2)
     old, new = meta_of(index=10), meta_of(index=20, content=CONTENT[::-1])
     core.step(chunk(old, 0))
@@ -273,7 +273,7 @@ def test_s52_follower_restart_mid_transfer_starts_over():
     assert cluster[3].machine == cluster[1].machine
 
 
-def test_s53_snapshot_at_or_below_commit_is_ignored_and_answered_with_commit():
+def test_s53_a_snapshot_up_to_commit_is_ignored_and_answered():
     core = make_core(2, THREE, [1] * 12, term=2, commit=11)
     core.step(chunk(meta_of(index=10, term=1), 0))
     outputs = drain(core)
@@ -292,7 +292,7 @@ def test_s53_only_commit_moves_when_the_log_holds_the_snapshots_entry():
     assert (status.commit, status.last_index, status.snapshot_index) == (10, 12, 0)
 
 
-def test_s53_same_index_of_another_term_is_installed_and_the_uncommitted_tail_goes():
+def test_s53_a_snapshot_of_another_term_replaces_the_uncommitted_tail():
     core = make_core(2, THREE, [1] * 12, term=2, commit=3)
     meta = meta_of(index=10, term=2)
     for offset in (0, 16, 32):
@@ -330,7 +330,7 @@ def test_m30_node_with_a_pending_snapshot_does_not_campaign():
     assert core.status().role is Role.PRE_CANDIDATE
 
 
-def test_s54_appends_are_ignored_and_votes_use_the_old_log_while_an_install_is_pending():
+def test_s54_a_pending_install_ignores_appends_and_votes_by_the_old_log():
     core, _ = _pending_install()
     core.step(Append(N1, N2, 2, 1, 1, entries_of([2], start=2), 1))
     assert core.status().last_index == 1
@@ -367,7 +367,7 @@ def test_s54_install_travels_apart_from_votes_and_entries():
     assert not core.has_output()
 
 
-def test_s54_snapshot_that_does_not_verify_changes_nothing_and_is_asked_for_anew():
+def test_s54_a_snapshot_that_does_not_verify_is_asked_for_again():
     cluster = behind()
     cluster[3].disk.corrupt_next_install = True
     cluster.heal()

@@ -111,7 +111,8 @@ def test_s43_demoted_target_aborts_a_running_transfer():
     assert core.status().transferring_to == 0
 
 
-def test_s43_transfer_times_out_after_one_election_timeout_and_proposals_are_welcome_again():
+def test_s43_a_transfer_times_out_and_proposals_are_welcome_again():
+    """The time is one election timeout."""
     cluster = leading()
     cluster.isolate(2)
     transfer(cluster, 2)

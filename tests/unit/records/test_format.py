@@ -221,7 +221,7 @@ def test_batches_laid_end_to_end(codec: Compression) -> None:
     assert list(iter_batches(b"")) == []
 
 
-def test_a_stream_that_ends_inside_a_batch_yields_the_whole_ones_and_then_raises() -> None:
+def test_a_stream_cut_inside_a_batch_yields_whole_batches_then_raises() -> None:
     stream = iter_batches(numbered(2).to_bytes() + numbered(3).to_bytes()[:-1])
     assert len(next(stream)) == 2
     with pytest.raises(BatchCorrupt):

@@ -21,7 +21,7 @@ def kept(made: World) -> list[tuple[str, str]]:
     return sorted((str(topic), cursor) for topic, cursor in made.pins.starts)
 
 
-async def test_each_partition_is_kept_for_each_remote_as_soon_as_the_policy_is_set() -> None:
+async def test_each_partition_is_kept_for_each_remote_once_the_policy_is_set() -> None:
     async with world() as made:
         await made.add_remote()
         await made.add_remote("north", NORTH)
@@ -109,7 +109,7 @@ async def test_one_that_cannot_be_removed_is_not_forgotten(monkeypatch: pytest.M
         assert made.record() is None
 
 
-async def test_one_that_cannot_be_made_is_tried_again_and_the_policy_holds_all_the_same() -> None:
+async def test_a_slot_that_cannot_be_made_is_tried_again_under_the_policy() -> None:
     async with world() as made:
         await made.add_remote()
         await made.create()
@@ -122,7 +122,7 @@ async def test_one_that_cannot_be_made_is_tried_again_and_the_policy_holds_all_t
         assert kept(made) == [("/default/orders", WEST)]
 
 
-async def test_what_is_to_be_copied_again_is_kept_again_until_its_runner_has_heard_of_that() -> None:
+async def test_what_is_to_be_copied_again_is_kept_until_its_runner_knows() -> None:
     """A runner that has not may still say that the remote has it."""
     async with world() as made:
         await made.add_remote()

@@ -172,7 +172,7 @@ async def test_a_topic_created_anew_under_the_same_name_begins_with_a_new_record
         assert made.store.local.get(records.report_key("west", ORDERS)) is None
 
 
-async def test_what_is_known_of_a_topic_goes_though_another_takes_its_name_meanwhile() -> None:
+async def test_a_deleted_topics_record_goes_though_another_took_its_name() -> None:
     async with world() as made:
         await made.add_remote()
         await made.create()
@@ -237,7 +237,7 @@ def starts(made: World) -> tuple[int, ...]:
     return link_topic(made).start_offsets
 
 
-async def test_the_latest_is_where_partitions_ended_when_the_policy_came_into_force() -> None:
+async def test_latest_is_where_partitions_ended_when_the_policy_was_set() -> None:
     async with world() as made:
         await made.add_remote()
         await made.create(partitions=2)
@@ -259,7 +259,7 @@ async def test_a_topic_created_under_a_policy_is_copied_from_its_first_message()
         assert starts(made) == (0, 0)
 
 
-async def test_a_topic_created_before_its_policy_was_changed_is_copied_from_its_first_message() -> None:
+async def test_a_topic_from_before_a_policy_change_is_copied_from_its_start() -> None:
     """The topic looks older than the policy by then, if nobody has settled in between."""
     async with world() as made:
         await made.add_remote()
@@ -270,7 +270,7 @@ async def test_a_topic_created_before_its_policy_was_changed_is_copied_from_its_
         assert starts(made) == (0, 0)
 
 
-async def test_partitions_added_under_a_policy_are_copied_from_their_first_message() -> None:
+async def test_partitions_added_under_a_policy_are_copied_from_their_start() -> None:
     async with world() as made:
         await made.add_remote()
         await made.create(partitions=1)
@@ -425,7 +425,7 @@ async def test_a_deleted_topic_is_created_again_when_somebody_asks() -> None:
         assert (record.is_tombstone, record.remote_topic_ids, record.generation) == (False, (), 1)
 
 
-async def test_a_runner_that_has_not_heard_of_it_does_not_mark_the_topic_deleted_again() -> None:
+async def test_an_uninformed_runner_does_not_mark_the_topic_deleted_again() -> None:
     async with world() as made:
         await made.add_remote()
         await made.create()

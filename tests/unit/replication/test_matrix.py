@@ -212,7 +212,7 @@ def test_whether_topics_may_be_created_matters_only_where_there_is_none(
 
 
 @pytest.mark.parametrize("policy", BOTH)
-def test_a_topic_that_was_waited_for_is_copied_as_soon_as_somebody_creates_it(policy: Mismatch) -> None:
+def test_a_topic_that_was_waited_for_is_copied_once_it_is_created(policy: Mismatch) -> None:
     settings = Settings(may_create=False, mismatch=policy)
     assert matrix.decide(here(2), NONE, settings).disconnected == 2
     assert matrix.decide(here(2), there(2), settings).copied == (0, 1)

@@ -85,7 +85,7 @@ async def test_a_remote_that_does_not_answer_is_not_added(trouble: Exception) ->
         assert not await made.control.remotes.list()
 
 
-async def test_adding_a_remote_again_changes_its_address_but_not_which_cluster_it_is() -> None:
+async def test_adding_a_remote_again_changes_its_address_not_its_cluster() -> None:
     async with world() as made:
         await made.add_remote()
         made.calls.remotes["west-2:6650"] = FakeRemote(WEST)

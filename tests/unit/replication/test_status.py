@@ -308,7 +308,7 @@ async def test_partitions_that_are_copied_are_not_asked_about(clock: Clock) -> N
         assert asked == [ORDERS.partition(1)]
 
 
-async def test_of_a_partition_that_was_rewound_nobody_knows_how_much_is_not_copied(clock: Clock) -> None:
+async def test_the_backlog_of_a_rewound_partition_is_unknown(clock: Clock) -> None:
     """It has grown beyond its copy since, with other messages than those that were copied."""
     async with world() as made:
         await replicated(made)
@@ -321,7 +321,7 @@ async def test_of_a_partition_that_was_rewound_nobody_knows_how_much_is_not_copi
         assert (shown.backlog, shown.backlog_s) == (status.UNKNOWN, status.UNKNOWN)
 
 
-async def test_a_partition_that_ends_before_its_copy_has_no_backlog_that_is_known(clock: Clock) -> None:
+async def test_the_backlog_of_a_partition_behind_its_copy_is_unknown(clock: Clock) -> None:
     async with world() as made:
         await replicated(made)
         await made.report(active(position=100, end=50))

@@ -123,7 +123,7 @@ def test_canonical_form_is_the_specifications() -> None:
     assert json.dumps(model.canonical(read(POINT)), separators=(",", ":")) == to_parsing_canonical_form(POINT)
 
 
-def test_spacing_documentation_and_namespaces_do_not_change_the_fingerprint() -> None:
+def test_spacing_docs_and_namespaces_do_not_change_the_fingerprint() -> None:
     same = {
         "name": "geo.Point",
         "type": "record",

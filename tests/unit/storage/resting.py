@@ -31,7 +31,7 @@ async def state_of(cluster: Cluster) -> TopicState:
     return state
 
 
-async def until(cluster: Cluster, *, is_clean: bool) -> TopicState:
+async def marked(cluster: Cluster, *, is_clean: bool) -> TopicState:
     """Wait for the record to say so."""
     watch = cluster.metadata.watch(keys.state_key(TOPIC))
     async with asyncio.timeout(PATIENCE_S):

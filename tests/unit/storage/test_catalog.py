@@ -565,10 +565,10 @@ def test_object_keys_are_parsed_exactly() -> None:
         assert keys.parse_object_key(other) is None
 
 
-async def test_a_descriptor_under_a_wrong_key_is_an_error_and_an_unknown_key_is_not(
-    metadata: FaultyMetadata, catalog: Catalog
-) -> None:
-    """Keys beside the known ones are a newer version's business."""
+async def test_a_descriptor_under_a_wrong_key_is_an_error(metadata: FaultyMetadata, catalog: Catalog) -> None:
+    """An unknown key is none.
+
+    Keys beside the known ones are a newer version's business."""
     segments = await opened(catalog, 10)
     await metadata._real.put(f"{keys.topic_prefix(TOPIC)}news", b"?")
     assert await catalog.segments() == segments

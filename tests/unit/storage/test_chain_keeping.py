@@ -20,7 +20,7 @@ from sava.storage.source_positions import (
 from sava.storage.types import OriginMark, ProducerState, TopicState
 from tests.support.messages import write
 from tests.support.storage import TOPIC, Cluster, append_each, wake
-from tests.support.topics import until
+from tests.support.waiting import until
 
 CHAIN = SOURCE_BIT | 5
 
@@ -132,7 +132,7 @@ async def test_a_position_behind_a_tail_is_carried_by(
         assert is_sealed or log.sources.positions.settled(CHAIN).kept == 10
 
 
-async def test_a_link_without_messages_is_refused_by_a_topic_that_is_closed_or_fenced(
+async def test_a_closed_or_fenced_topic_refuses_a_position_without_messages(
     cluster: Cluster,
 ) -> None:
     async with cluster.broker() as broker:

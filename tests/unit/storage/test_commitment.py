@@ -92,7 +92,7 @@ async def test_durable_is_not_committed(tmp_path: Path) -> None:
         assert answers.journal.holdings.index(1).ranges == [(0, 2)]
 
 
-async def test_a_refused_frame_is_told_behind_the_ones_before_it_and_the_door_opens_after_that(
+async def test_a_refused_frame_is_reported_behind_those_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Schedule: a is durable here, not yet elsewhere; b finds the disk full. Told b first, the topic would
@@ -204,7 +204,7 @@ async def test_a_journal_of_which_nothing_is_needed_holds_no_notes_either(tmp_pa
         assert mirrors.asked[-1] == end
 
 
-async def test_a_frame_is_needed_though_it_is_committed_before_the_loop_has_heard_of_it(
+async def test_a_frame_committed_before_the_loop_heard_of_it_is_needed(
     tmp_path: Path,
 ) -> None:
     """Schedule: everything is released; a frame is on its way. The writer's thread has synced it, and a
@@ -252,7 +252,7 @@ async def test_closing_tells_whoever_waits(tmp_path: Path) -> None:
         assert answers.told == [(0, ClosedUncommitted)], "it is on this disk, and mirrors may have it"
 
 
-async def test_a_frame_that_found_the_disk_full_does_not_shut_the_door_for_the_next_life(
+async def test_a_frame_on_a_full_disk_does_not_block_the_next_generation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mirrors = Mirrors()
@@ -330,7 +330,7 @@ async def with_one_in_flight(broker: BrokerStorage, mirrors: Mirrors) -> tuple[T
     return log, in_flight
 
 
-async def test_an_owner_that_was_replaced_shows_what_was_committed_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_replaced_owner_shows_what_was_committed_and_nothing_else(tmp_path: Path) -> None:
     """Schedule: a broker is cut off with a message in flight, and does not know that its journal was closed
     without it and that its topic goes on elsewhere. Who reads from it sees old messages, and none that the
     topic does not have; nothing that it writes takes effect."""

@@ -241,7 +241,7 @@ async def test_a_state_that_cannot_be_read_is_a_failure_to_open(tmp_path: Path) 
         assert log.next_offset == 22
 
 
-async def test_frames_of_a_topic_that_metadata_never_heard_of_are_not_overwritten(tmp_path: Path) -> None:
+async def test_frames_of_a_topic_unknown_to_metadata_are_not_overwritten(tmp_path: Path) -> None:
     """The metadata of another cluster, or an old copy of it: starting at 0 would renumber what is there."""
     async with (before := Cluster(tmp_path)).broker() as storage:
         await append_each(await storage.open_topic(TOPIC, epoch=1), 0, 3)

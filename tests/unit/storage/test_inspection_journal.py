@@ -175,7 +175,7 @@ def test_a_missing_file_is_found(directory: Path) -> None:
     assert "files are missing before this one" in result.output
 
 
-def test_a_frame_that_is_intact_and_holds_no_batch_is_found_with_its_position(tmp_path: Path) -> None:
+def test_an_intact_frame_without_a_batch_is_found_with_its_position(tmp_path: Path) -> None:
     log = Log.open(LocalDisk(tmp_path / "a"), owner="a", new_storage_id=lambda: "disk")
     good = numbered(0, 5).assigned(topic_id=7, epoch=1, base_offset=0)
     bad = bytearray(numbered(5, 9).assigned(topic_id=7, epoch=1, base_offset=5).data)

@@ -215,7 +215,7 @@ async def test_waiting_appends_are_served_in_their_order(tmp_path: Path) -> None
     assert order == list(range(60))
 
 
-async def test_whoever_comes_between_the_waking_and_the_running_of_a_waiter_goes_behind_it(
+async def test_a_newcomer_does_not_overtake_a_waiter_that_was_woken(
     tmp_path: Path,
 ) -> None:
     order: list[str] = []

@@ -150,7 +150,7 @@ def test_a_run_that_was_followed_by_another_is_not_begun_again() -> None:
     assert following.find(run(8)) is None
 
 
-def test_a_run_that_broke_off_goes_on_where_it_was_whatever_became_of_the_topic() -> None:
+def test_a_run_that_broke_off_continues_whatever_became_of_the_topic() -> None:
     """The owner dies behind the first of two frames; then a move hands on the last batch of each."""
     recovered = ProducerTable([ProducerState(1, 4 * RUN + 10, 4 * RUN, 50)])
     recovered.adopt(table_of(run(6, offset=60)))

@@ -30,11 +30,11 @@ from tests.unit.storage.resting import (
     TOLD,
     Held,
     lose_sight,
+    marked,
     opened,
     resting,
     state_of,
     store,
-    until,
 )
 
 
@@ -52,7 +52,7 @@ async def test_an_idle_topic_rests_and_the_next_append_wakes_it(cluster: Cluster
         for end in (3, 4, 10):
             await append_each(log, log.next_offset, end)
             assert not (await state_of(cluster)).is_clean
-            assert (await until(cluster, is_clean=True)).end == end
+            assert (await marked(cluster, is_clean=True)).end == end
         assert await contents(log) == expected(0, 10)
 
 
@@ -94,7 +94,7 @@ async def test_a_topic_that_is_opened_awake_and_without_a_tail_comes_to_rest(clu
     assert not (await state_of(cluster)).is_clean
     async with cluster.broker(options=QUICK) as broker:
         log = await broker.open_topic(TOPIC, epoch=2)
-        await until(cluster, is_clean=True)
+        await marked(cluster, is_clean=True)
         await append_each(log, 5, 6)
 
 
@@ -104,7 +104,7 @@ async def test_a_wake_of_which_nothing_came_is_followed_by_rest(cluster: Cluster
         with pytest.raises(SequenceGap):
             await log.append(batch("lost before", producer=5, sequence=9))
         assert not (await state_of(cluster)).is_clean
-        await until(cluster, is_clean=True)
+        await marked(cluster, is_clean=True)
 
 
 async def test_rest_that_is_refused_leaves_the_topic_awake_and_is_tried_again(
@@ -122,7 +122,7 @@ async def test_rest_that_is_refused_leaves_the_topic_awake_and_is_tried_again(
         await store(log)
         metadata.plan("txn", refuse(UNAVAILABLE), refuse(UNAVAILABLE))
         await resting(log)
-        await until(cluster, is_clean=True)
+        await marked(cluster, is_clean=True)
         assert metadata.is_done
 
 
@@ -282,4 +282,4 @@ async def test_a_wake_in_doubt_that_nobody_follows_up_is_followed_by_rest(
         lose_sight(metadata, lose_answer(UNKNOWN))
         with pytest.raises(MarkDirtyFailed):
             await log.append(numbered(0, 1))
-        await until(cluster, is_clean=True)
+        await marked(cluster, is_clean=True)

@@ -28,10 +28,10 @@ from tests.unit.storage.resting import (
     Held,
     Late,
     lose_sight,
+    marked,
     opened,
     resting,
     state_of,
-    until,
 )
 
 
@@ -103,7 +103,7 @@ async def test_the_owner_rests_and_dies_and_another_goes_on(cluster: Cluster) ->
     async with cluster.broker("a", QUICK) as here:
         log = await here.open_topic(TOPIC, epoch=1)
         await log.append(numbered(0, 5, producer=9))
-        await until(cluster, is_clean=True)
+        await marked(cluster, is_clean=True)
     async with cluster.broker("b", TOLD) as there:
         log = await there.open_topic(TOPIC, epoch=2)
         assert log.next_offset == 5
@@ -135,7 +135,7 @@ async def test_the_owner_wakes_and_dies_before_it_appends_and_comes_back(cluster
             await there.open_topic(TOPIC, epoch=2)
     async with cluster.broker("a", QUICK) as here:
         await here.open_topic(TOPIC, epoch=3)
-        await until(cluster, is_clean=True)
+        await marked(cluster, is_clean=True)
     async with cluster.broker("b", TOLD) as there:
         await append_each(await there.open_topic(TOPIC, epoch=4), 5, 6)
 
@@ -192,7 +192,7 @@ async def test_a_topic_goes_round_by_resting_only(cluster: Cluster) -> None:
             assert log.next_offset == end
             await append_each(log, end, end + turn % 3)
             end += turn % 3
-            assert (await until(cluster, is_clean=True)).end == end
+            assert (await marked(cluster, is_clean=True)).end == end
             assert await contents(log) == expected(0, end)
 
 
@@ -203,7 +203,7 @@ async def test_the_same_disk_goes_on_from_rest(cluster: Cluster, same_epoch: boo
             log = await broker.open_topic(TOPIC, epoch=1 if same_epoch else life + 1)
             await append_each(log, 5 * life, 5 * life + 5)
             assert await contents(log) == expected(0, 5 * life + 5)
-            await until(cluster, is_clean=True)
+            await marked(cluster, is_clean=True)
 
 
 async def test_messages_beyond_a_rest_are_never_passed_over(cluster: Cluster) -> None:

@@ -19,8 +19,7 @@ from sava.wal import DiskFull
 from tests.sim.disk import SimDisk
 from tests.support.copying import Origins
 from tests.support.storage import EAGER, LAZY, TOPIC, Cluster, batch, contents
-from tests.support.topics import until
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.topics.copies import chain_into, kill
 
 
@@ -42,9 +41,7 @@ async def copy(chain: SourceCopier, origins: Origins, start: int, end: int, **mo
 # -- one chain -------------------------------------------------------------------------------------
 
 
-async def test_a_chain_goes_on_where_it_is_and_its_position_is_that_of_the_source(
-    cluster: Cluster, log: TopicLog
-) -> None:
+async def test_a_chain_continues_where_it_is_at_the_sources_position(cluster: Cluster, log: TopicLog) -> None:
     eu = Origins("eu").publish(50, skip=(3, 4, 19, 40))
     chain = await chain_into(log, eu.source, cluster.metadata)
     assert await chain.progress() == SourceProgress(False, 0, 0)
@@ -124,7 +121,7 @@ async def test_a_failed_stretch_in_a_row_of_several_takes_those_behind_it_along(
         assert await contents(log) == eu.payloads[:6]
 
 
-async def test_a_stretch_in_the_middle_that_is_refused_leaves_the_ones_behind_it_without_a_place(
+async def test_a_refused_range_leaves_those_behind_it_without_a_place(
     cluster: Cluster, log: TopicLog
 ) -> None:
     """The same, when the first of the row was never accepted."""

@@ -230,7 +230,7 @@ def test_each_message_that_any_path_brings_is_there_once(
 
 @settings(max_examples=60)
 @given(script=scripts, seed=st.integers(0, 1 << 16), starts=begins)
-def test_with_more_holes_than_can_be_remembered_a_chain_is_refused_and_nothing_is_lost_or_twice(
+def test_a_chain_with_too_many_holes_is_refused_without_loss_or_copies(
     script: list[tuple[str, int, int]], seed: int, starts: tuple[int, int, int]
 ) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:

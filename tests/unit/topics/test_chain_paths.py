@@ -18,7 +18,7 @@ from sava.wal import DiskFull
 from tests.sim.disk import SimDisk
 from tests.support.copying import Origins
 from tests.support.storage import EAGER, LAZY, TOPIC, Cluster, contents
-from tests.support.topics import until
+from tests.support.waiting import until
 from tests.unit.topics.copies import chain_into
 
 
@@ -55,7 +55,7 @@ async def test_a_message_that_came_another_way_is_left_out(cluster: Cluster, log
 
 
 @pytest.mark.parametrize("is_moved", [False, True], ids=["at once", "by the next owner"])
-async def test_a_message_that_only_the_slow_direct_path_has_is_not_taken_for_a_duplicate(
+async def test_a_message_that_only_the_direct_path_has_is_no_duplicate(
     cluster: Cluster, is_moved: bool
 ) -> None:
     """The direct path is slow, and eu 95 is not for asia:
@@ -81,7 +81,7 @@ async def test_a_message_that_only_the_slow_direct_path_has_is_not_taken_for_a_d
         assert log.sources.positions.marks([eu.source.origin])[eu.source.origin].ranges == [(0, 121)]
 
 
-async def test_history_that_a_relay_brings_is_taken_when_the_direct_path_began_later(
+async def test_history_from_a_relay_is_taken_if_the_direct_path_began_later(
     cluster: Cluster, log: TopicLog
 ) -> None:
     eu = Origins("eu").publish(40)
@@ -197,7 +197,7 @@ async def test_what_is_left_out_for_something_in_flight_shares_its_fate(cluster:
         assert await contents(log) == eu.payloads
 
 
-async def test_a_stretch_is_cut_anew_when_its_messages_come_another_way_while_it_waits(
+async def test_a_waiting_range_is_cut_again_when_its_messages_came_elsewhere(
     cluster: Cluster, log: TopicLog
 ) -> None:
     """Both were cut before either was taken: of 0..40 each has the marks of an empty topic."""

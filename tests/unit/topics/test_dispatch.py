@@ -58,7 +58,7 @@ def test_what_is_to_be_sent_again_is_sent_in_order_whatever_was_read() -> None:
     assert offsets(core.offer(page(5, 12), 0.0)) == [6, 10, 11]
 
 
-def test_a_page_that_was_read_before_the_subscription_was_blocked_is_not_sent() -> None:
+def test_a_page_read_before_the_subscription_was_blocked_is_not_sent() -> None:
     core = dispatch(FAILOVER, max_redelivery_count=0)
     core.attach(DispatchMember("a", credits=100))
     core.offer(page(0, 4), 0.0)

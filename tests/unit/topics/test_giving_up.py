@@ -34,19 +34,8 @@ from sava.topics.specs import (
     TopicSpec,
 )
 from tests.support.storage import contents
-from tests.support.topics import (
-    GIVEN,
-    ORDERS,
-    SLOW,
-    World,
-    crash,
-    options,
-    publish,
-    ranges,
-    received,
-    until,
-)
-from tests.support.waiting import PATIENCE_S
+from tests.support.topics import GIVEN, ORDERS, SLOW, World, crash, options, publish, ranges, received
+from tests.support.waiting import PATIENCE_S, until
 from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, before, pass_through, refuse
 
 OTHER = TopicName("default", "other")
@@ -230,7 +219,7 @@ class TestDropping:
                 await publish(topic, "a")
             assert await publish(await second.get(ORDERS), "b") == [0]
 
-    async def test_an_older_tenure_that_ends_late_does_not_take_the_newer_one_with_it(
+    async def test_an_older_tenure_that_ends_late_does_not_end_the_newer_one(
         self, world: FaultyWorld
     ) -> None:
         await world.assigned(1)
@@ -302,9 +291,8 @@ class TestDeleting:
                 assert not second.loaded
                 assert world.metadata.local.range(specs.TOPICS).kvs == ()
 
-    async def test_while_the_owner_does_not_answer_the_name_is_taken_and_anybody_can_finish(
-        self, world: FaultyWorld
-    ) -> None:
+    async def test_while_the_owner_is_silent_the_name_stays_taken(self, world: FaultyWorld) -> None:
+        """Any other broker can finish the deletion."""
         await world.assigned(1)
         is_gone = False
 

@@ -38,9 +38,8 @@ from tests.support.topics import (
     publish,
     ranges,
     received,
-    until,
 )
-from tests.support.waiting import FAR_S, PATIENCE_S
+from tests.support.waiting import FAR_S, PATIENCE_S, until
 from tests.unit.storage.faults import BROKEN, FaultyBackend, before, hang, refuse
 
 
@@ -77,9 +76,7 @@ def cursor(world: World, subscription: str = "s") -> CursorRecord:
 
 
 class TestUnderWay:
-    async def test_what_was_acknowledged_is_below_the_end_and_what_was_held_is_nowhere(
-        self, world: World
-    ) -> None:
+    async def test_acknowledged_messages_are_below_the_end_and_held_ones_nowhere(self, world: World) -> None:
         """Four clients send message by message and two send batches, all without a pause, while the topic is
         handed over. Each goes on until it is told that the topic has moved."""
         await world.assigned(1)

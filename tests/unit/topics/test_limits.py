@@ -34,7 +34,7 @@ def test_every_policy_of_the_configuration_has_its_place() -> None:
     assert list(policy.__struct_fields__) == list(EffectiveLimits._fields)
 
 
-async def test_the_topic_comes_before_the_namespace_and_that_before_the_configuration() -> None:
+async def test_topic_comes_before_namespace_and_that_before_configuration() -> None:
     store = MemoryStore()
     namespaces, registry = Namespaces(store), Registry(store)
     limits = TopicLimits(store, PolicySettings(max_producers=1, max_consumers=2, max_message_size=3))

@@ -16,15 +16,8 @@ from sava.topics.names import InvalidName, TopicName
 from sava.topics.specs import EARLIEST, LATEST, AtOffset, NamespacePolicy
 from sava.topics.topic import Topic, kept_from
 from tests.support.storage import EAGER
-from tests.support.topics import (
-    ORDERS,
-    World,
-    options,
-    publish,
-    ranges,
-    received,
-    until,
-)
+from tests.support.topics import ORDERS, World, options, publish, ranges, received
+from tests.support.waiting import until
 
 WEST = replication_slot("west")
 LATER_MS = 120_000

@@ -248,7 +248,7 @@ def test_acks_of_what_is_not_here_yet_are_left() -> None:
     assert left_over(acks[:1], OWN, {}) == [OriginAcks(EU, 10, [(12, 20)])]
 
 
-async def test_the_first_rows_of_a_segment_do_not_take_the_attributes_of_those_behind_them(
+async def test_the_first_rows_of_a_segment_keep_their_own_attributes(
     tmp_path: Path,
 ) -> None:
     """A read that ends in the midst of a row group has its first rows, and Arrow's columns of them still have
@@ -274,7 +274,7 @@ async def test_the_first_rows_of_a_segment_do_not_take_the_attributes_of_those_b
 # -- messages that came late -----------------------------------------------------------------------
 
 
-async def test_acks_of_a_message_that_came_late_are_found_without_looking_at_everything(
+async def test_acks_of_a_late_message_are_found_without_reading_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A relay has brought eu 0 … 94, 96 … 120, then come a hundred batches of this cluster, then 95 by the

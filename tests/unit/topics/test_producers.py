@@ -162,9 +162,7 @@ async def test_single_messages_carry_their_producers_name(stage: Stage) -> None:
 
 
 class TestTakingOver:
-    async def test_the_older_stream_of_a_name_is_fenced_and_what_it_had_begun_resolves(
-        self, stage: Stage
-    ) -> None:
+    async def test_the_older_stream_of_a_name_is_fenced_and_its_sends_resolve(self, stage: Stage) -> None:
         old = await stage.stream("p")
         begun = await old.begin(batch_of(old, "a", sequence=0))
         new = await stage.stream("p")

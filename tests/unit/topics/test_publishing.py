@@ -93,7 +93,7 @@ async def test_a_thousand_messages_at_once_are_few_appends(publisher: Publisher,
     assert await contents(sink.log) == list(map(str, range(1000)))
 
 
-async def test_an_unexpected_error_while_messages_are_joined_leaves_no_caller_waiting(
+async def test_an_unexpected_error_while_joining_leaves_no_caller_waiting(
     publisher: Publisher, sink: CountingLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Schedule: ten messages are joined, and making their batch fails with an error that no rule names. Their
@@ -244,7 +244,7 @@ async def test_closing_does_not_wait_for_room_that_may_never_come(
 
 
 class TestHolding:
-    async def test_what_was_accepted_before_resolves_and_what_comes_later_waits_for_the_end(
+    async def test_accepted_messages_resolve_and_later_ones_wait_for_the_end(
         self, publisher: Publisher, sink: CountingLog
     ) -> None:
         sink.is_durable.clear()

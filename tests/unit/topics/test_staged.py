@@ -224,7 +224,7 @@ async def test_what_a_topic_would_refuse_is_known_before_anything_is_published(
         assert await read(topic) == []
 
 
-async def test_messages_that_do_not_follow_the_schema_are_refused_before_the_decision(
+async def test_messages_against_the_schema_are_refused_before_the_decision(
     world: World, stage: Stage
 ) -> None:
     registry = SchemaRegistry(world.metadata)

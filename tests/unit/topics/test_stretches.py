@@ -93,7 +93,7 @@ def test_messages_of_the_source_itself_must_have_its_offsets() -> None:
         CheckedRange(eu.source, moved, HERE)
 
 
-def test_messages_of_the_source_itself_between_copies_must_have_its_offsets_too() -> None:
+def test_messages_of_the_source_between_copies_must_have_its_offsets() -> None:
     eu, asia = Origins("eu").publish(2), Origins("asia").publish(3)
     mixed = Origins("eu").relay(asia, 0, 1)
     mixed.held += [eu.held[0], eu.held[1]]
@@ -101,7 +101,7 @@ def test_messages_of_the_source_itself_between_copies_must_have_its_offsets_too(
         CheckedRange(eu.source, mixed.stretch(0, 3), HERE)
 
 
-def test_what_cannot_be_judged_is_refused_unless_its_chain_alone_has_brought_the_origin() -> None:
+def test_what_cannot_be_judged_is_refused_unless_one_chain_brought_all() -> None:
     eu = Origins("eu").publish(20)
     asia = Origins("asia").relay(eu)
     origin, stretch = eu.source.origin, asia.stretch(4, 8)

@@ -32,7 +32,7 @@ FAILOVER = SubscriptionType.FAILOVER
 CLOSED = ConsumerClosed("the story is over")
 
 
-async def test_an_exclusive_consumer_gets_whole_batches_in_order_and_what_comes_later() -> None:
+async def test_an_exclusive_consumer_gets_whole_batches_in_order() -> None:
     log = MemoryLog()
     log.publish(3)
     log.publish(2)
@@ -139,7 +139,7 @@ async def test_receive_gives_at_most_what_was_asked_for() -> None:
     await subscription.close(CLOSED)
 
 
-async def test_acks_of_what_is_acked_and_nacks_of_what_was_never_sent_change_nothing() -> None:
+async def test_repeated_acks_and_nacks_of_unsent_messages_change_nothing() -> None:
     log = MemoryLog()
     log.publish(10)
     subscription = subscription_on(log, spec_of())
@@ -165,7 +165,8 @@ async def test_after_a_restart_only_what_was_not_acked_comes_again() -> None:
     await subscription.close(CLOSED)
 
 
-async def test_an_exclusive_subscription_refuses_a_second_consumer_until_the_first_has_gone() -> None:
+async def test_an_exclusive_subscription_refuses_a_second_consumer() -> None:
+    """Until the first has gone."""
     log = MemoryLog()
     log.publish(3)
     subscription = subscription_on(log, spec_of())
@@ -341,7 +342,7 @@ async def test_messages_that_retention_removed_are_passed_over_and_counted() -> 
     await subscription.close(CLOSED)
 
 
-async def test_a_message_that_retention_removed_while_it_was_away_is_not_asked_for_again() -> None:
+async def test_a_message_that_retention_removed_is_not_sent_again() -> None:
     log = MemoryLog()
     log.publish(4)
     log.publish(4)
@@ -371,7 +372,7 @@ async def test_a_read_error_is_reported_and_tried_again() -> None:
     await subscription.close(CLOSED)
 
 
-async def test_an_error_that_nobody_foresaw_ends_the_consumers_and_not_the_subscription(
+async def test_an_unforeseen_error_ends_the_consumers_not_the_subscription(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = MemoryLog()
@@ -453,7 +454,7 @@ async def test_without_consumers_there_is_no_task_and_an_idle_one_makes_no_turn(
     await subscription.close(CLOSED)
 
 
-async def test_acks_that_a_client_repeats_after_a_restart_count_before_anything_is_sent_again() -> None:
+async def test_acks_repeated_after_a_restart_count_before_redelivery() -> None:
     """Given acks 0..3 that were not stored when the broker died, when their client comes back with them, then
     these messages do not come again."""
     log = MemoryLog()
@@ -472,7 +473,7 @@ async def test_acks_that_a_client_repeats_after_a_restart_count_before_anything_
     await subscription.close(CLOSED)
 
 
-async def test_an_ack_from_before_a_seek_does_not_take_away_what_is_to_be_read_again() -> None:
+async def test_an_ack_from_before_a_seek_does_not_count_after_it() -> None:
     log = MemoryLog()
     log.publish(4)
     subscription = subscription_on(log, spec_of())
@@ -486,7 +487,7 @@ async def test_an_ack_from_before_a_seek_does_not_take_away_what_is_to_be_read_a
     await subscription.close(CLOSED)
 
 
-async def test_who_keeps_its_own_position_acks_what_nobody_got_and_what_somebody_has() -> None:
+async def test_a_client_with_its_own_position_may_ack_any_message() -> None:
     """Also after a seek, when acks of what was never sent count no more; and going back, or the same again,
     changes nothing."""
     log = MemoryLog()

@@ -36,7 +36,7 @@ EXCLUSIVE, SHARED, KEY_SHARED = (
 CLOSED = ConsumerClosed("the story is over")
 
 
-async def until(subscription: Subscription, **wanted: object) -> None:
+async def stats_say(subscription: Subscription, **wanted: object) -> None:
     """Until the stats say so."""
     async with asyncio.timeout(PATIENCE_S):
         while any(getattr(subscription.stats, name) != value for name, value in wanted.items()):
@@ -191,7 +191,7 @@ async def test_drop_acks_and_counts() -> None:
     await subscription.close(CLOSED)
 
 
-async def test_a_dead_letter_keeps_what_the_message_had_and_says_where_it_is_from() -> None:
+async def test_a_dead_letter_keeps_the_message_and_says_where_it_is_from() -> None:
     log, letters = MemoryLog(), Letters()
     log.append(
         RecordBatch.encode(
@@ -212,7 +212,7 @@ async def test_a_dead_letter_keeps_what_the_message_had_and_says_where_it_is_fro
     consumer.nack(one(0))
     await consumer.receive()
     consumer.nack(one(0), reason="cannot parse")
-    await until(subscription, dead_lettered=1)
+    await stats_say(subscription, dead_lettered=1)
 
     [letter] = letters.received
     assert letters.targets == ["/default/orders-s-dlq"]
@@ -251,7 +251,7 @@ async def test_dead_letters_wait_for_their_topic_and_hold_up_nobody() -> None:
     assert subscription.cursor_offset == 0, "not acked before it is safe"
 
     letters.gate.set()
-    await until(subscription, dead_lettered=1, error="")
+    await stats_say(subscription, dead_lettered=1, error="")
     assert subscription.cursor_offset == 3
     assert letters.targets == ["/default/bad"]
     await subscription.close(CLOSED)
@@ -260,7 +260,7 @@ async def test_dead_letters_wait_for_their_topic_and_hold_up_nobody() -> None:
 @pytest.mark.parametrize(
     "error", [TopicUnknown("/default/bad"), OSError("no route"), KeyError("an error that no rule names")]
 )
-async def test_an_error_of_the_dead_letter_topic_is_visible_and_a_new_policy_is_tried_at_once(
+async def test_an_error_of_the_dead_letter_topic_shows_and_a_new_policy_runs(
     error: Exception,
 ) -> None:
     log, letters = MemoryLog(), Letters()
@@ -273,13 +273,13 @@ async def test_an_error_of_the_dead_letter_topic_is_visible_and_a_new_policy_is_
     consumer = subscription.attach("c", consumer_id=1, credits=100)
     await get(consumer, 1)
     consumer.nack(one(0))
-    await until(subscription, error=f"dead letters wait: {error}")
+    await stats_say(subscription, error=f"dead letters wait: {error}")
     subscription.configure(
         spec_of(
             max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic="/default/good"
         )
     )
-    await until(subscription, dead_lettered=1, error="")
+    await stats_say(subscription, dead_lettered=1, error="")
     assert letters.targets == ["/default/good"]
     await subscription.close(CLOSED)
 
@@ -293,7 +293,7 @@ async def test_many_dead_letters_are_handed_on_without_a_consumer() -> None:
     await get(consumer, 250)
     consumer.nack([(0, 250)])
     consumer.close()
-    await until(subscription, dead_lettered=250)
+    await stats_say(subscription, dead_lettered=250)
     assert [letter.payload for letter in letters.received] == [b"%d" % n for n in range(250)]
     assert subscription.cursor.record(1) == CursorRecord(250, (), 1)
     await turns()

@@ -317,7 +317,7 @@ class _Soak:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_with_consumers_coming_and_going_no_key_is_reordered_and_nothing_is_lost(seed: int) -> None:
+async def test_no_key_is_reordered_or_lost_while_consumers_come_and_go(seed: int) -> None:
     soak = _Soak(seed)
     for _ in range(300):
         soak.publish()

@@ -140,9 +140,7 @@ class TestGoingOn:
         assert lost == []
         assert await held.still_holds()
 
-    async def test_an_answer_that_was_overtaken_does_not_bring_an_older_revision_back(
-        self, world: World
-    ) -> None:
+    async def test_an_overtaken_answer_does_not_bring_back_an_older_revision(self, world: World) -> None:
         await world.assigned(1)
         held = await begin(world)
 

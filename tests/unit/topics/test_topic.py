@@ -346,9 +346,7 @@ class TestLimits:
 
 
 class TestOwnership:
-    async def test_an_owner_that_was_replaced_does_not_write_over_the_newer_ones_cursor(
-        self, world: World
-    ) -> None:
+    async def test_a_replaced_owner_does_not_overwrite_the_newer_owners_cursor(self, world: World) -> None:
         async with world.topics(options=SLOW) as topics:
             topic = await topics.get_or_create(ORDERS, True)
             await publish(topic, "a", "b")
@@ -380,9 +378,7 @@ class TestOwnership:
             assert refused.value.owner == 2
             assert world.metadata.local.range(specs.subscriptions_prefix(ORDERS)).kvs == ()
 
-    async def test_a_cursor_that_comes_late_is_not_that_of_the_next_subscription_of_the_name(
-        self, world: World
-    ) -> None:
+    async def test_a_late_cursor_is_not_that_of_a_new_subscription_of_the_name(self, world: World) -> None:
         async with world.topics(options=SLOW) as topics:
             topic = await topics.get_or_create(ORDERS, True)
             await publish(topic, "a", "b")
@@ -425,7 +421,7 @@ async def test_while_the_store_cannot_be_reached_positions_wait(world: World) ->
         assert stored_cursor(world).next_offset == 2
 
 
-async def test_a_consumer_that_goes_does_not_end_another_ones_wait_for_its_acks_to_be_stored(
+async def test_a_consumer_that_leaves_does_not_end_anothers_wait_for_its_acks(
     world: World,
 ) -> None:
     """Two wait for the same position, and share the event of its being stored. The stream of one ends, which
@@ -549,7 +545,7 @@ class TestDurableIds:
         assert ids.id_of("s", "a") == first + 1
         assert ids.id_of("other", "b") != first  # its own hash is another
 
-    def test_those_that_stay_away_are_forgotten_and_so_are_the_oldest_of_too_many(self) -> None:
+    def test_absent_producers_and_the_oldest_of_too_many_are_forgotten(self) -> None:
         now = 0.0
         ids = ConsumerIds(ORDERS, 7, clock=lambda: now)
 
@@ -569,7 +565,7 @@ class TestDurableIds:
         assert ids.get(numbers[0]) is not None
         assert ids.get(numbers[1]) is None
 
-    def test_a_client_whose_broker_was_frozen_for_hours_is_known_when_it_comes_back(self) -> None:
+    def test_a_client_is_known_after_its_broker_was_frozen_for_hours(self) -> None:
         """A client consumes through a broker that is not the owner. That broker is frozen for ten minutes,
         and with it the client's stream; the owner tends its topic. Then the broker is killed, which ends the
         client's health check for good, and is started: the client opens its stream with the id that it has,

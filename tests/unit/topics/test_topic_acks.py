@@ -165,9 +165,7 @@ class TestSaying:
             assert await said(topic, (0, 4)) == {eu.source.origin: [(4, 6)], OWN: [(4, 6)]}
             assert await said(topic, (0, 6)) == {}
 
-    async def test_one_that_acks_of_elsewhere_have_made_says_nothing_of_what_was_before_it(
-        self, world: World
-    ) -> None:
+    async def test_a_subscription_made_by_remote_acks_says_nothing_of_the_past(self, world: World) -> None:
         """Here retention has removed 0..4 before there was such a subscription; elsewhere they are there and
         nobody has read them. Nobody has here, either."""
         eu = Origins("eu").publish(3)
@@ -182,9 +180,7 @@ class TestSaying:
             await topic.advance("s", 5)
             assert await said(topic) == {OWN: [(4, 5)]}
 
-    async def test_one_that_somebody_let_begin_at_the_end_says_that_all_before_is_done(
-        self, world: World
-    ) -> None:
+    async def test_a_subscription_begun_at_the_end_says_that_all_before_is_done(self, world: World) -> None:
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
             await publish(topic, *map(str, range(6)))

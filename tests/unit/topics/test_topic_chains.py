@@ -26,16 +26,8 @@ from sava.topics.rules import TopicSchemas
 from sava.topics.specs import SubscriptionType
 from tests.support.copying import Origins
 from tests.support.storage import contents
-from tests.support.topics import (
-    GIVEN,
-    ORDERS,
-    World,
-    options,
-    publish,
-    received,
-    until,
-)
-from tests.support.waiting import PATIENCE_S
+from tests.support.topics import GIVEN, ORDERS, World, options, publish, received
+from tests.support.waiting import PATIENCE_S, until
 
 OWN = ("sava", "0000000000000001")
 
@@ -93,7 +85,7 @@ async def test_limits_and_schema_hold_for_copies_and_the_chain_stays_where_it_is
             await chain.begin(eu.stretch(4, 6)._replace(batches=[], offsets=[]))
 
 
-async def test_a_stretch_waits_while_the_topic_is_handed_over_and_goes_to_the_next_owner(
+async def test_a_range_waits_for_a_hand_over_and_goes_to_the_next_owner(
     world: World,
 ) -> None:
     """What was taken before resolves and comes along; what waits at the door is nowhere."""

@@ -44,18 +44,8 @@ from sava.topics.specs import (
 from sava.topics.topic import Topic
 from tests.support.memory_store import MemoryStore
 from tests.support.storage import EAGER
-from tests.support.topics import (
-    ORDERS,
-    SLOW,
-    World,
-    batch_of,
-    crash,
-    options,
-    publish,
-    ranges,
-    received,
-    until,
-)
+from tests.support.topics import ORDERS, SLOW, World, batch_of, crash, options, publish, ranges, received
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -653,7 +643,7 @@ async def test_positions_survive_when_the_last_consumer_leaves_before_a_crash(wo
         assert await received(consumer, 1) == [(1, "b")]
 
 
-async def test_maintenance_of_one_topic_that_fails_of_a_bug_leaves_the_others_their_turn(
+async def test_a_bug_in_one_topics_maintenance_leaves_the_others_their_turn(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first topic has a value that nothing foresaw. The whole pass ended there, each time: the topics

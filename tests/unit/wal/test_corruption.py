@@ -53,7 +53,7 @@ def test_every_flipped_bit_in_what_a_later_record_witnesses_is_corruption() -> N
         assert corrupt.value.position <= offset
 
 
-def test_every_flipped_bit_in_the_last_batch_is_corruption_once_it_is_marked() -> None:
+def test_every_flipped_bit_in_a_marked_last_batch_is_corruption() -> None:
     disk = SimDisk(Random(1))
     log_of_two_batches(disk)
     disk = disk.kill()
@@ -68,7 +68,7 @@ def test_every_flipped_bit_in_the_last_batch_is_corruption_once_it_is_marked() -
             open_log(damaged)
 
 
-def test_a_flipped_bit_in_the_last_batch_without_a_mark_costs_at_most_that_batch() -> None:
+def test_a_flipped_bit_in_an_unmarked_last_batch_costs_that_batch_only() -> None:
     disk = SimDisk(Random(1))
     second, end = log_of_two_batches(disk)
     for offset in range(second, end):
@@ -105,7 +105,7 @@ def test_a_closed_log_shows_every_flipped_bit(disk: Disk) -> None:
     assert recovered_payloads(disk) == PAYLOADS
 
 
-def test_a_flipped_bit_in_the_header_of_a_file_without_records_is_corruption(disk: Disk) -> None:
+def test_a_flipped_bit_in_the_header_of_an_empty_file_is_corruption(disk: Disk) -> None:
     """It alone holds the identity and the position after everything else was trimmed; made anew, both would
     repeat."""
     log = open_log(disk)

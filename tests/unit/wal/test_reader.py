@@ -58,7 +58,7 @@ def test_a_trimmed_record_is_outside(disk: Disk) -> None:
     assert numbers(reader.read(spans[-1:])) == [39]
 
 
-def test_a_file_trimmed_between_two_reads_is_still_readable_until_forgotten(tmp_path: Path) -> None:
+def test_a_file_trimmed_between_reads_is_readable_until_forgotten(tmp_path: Path) -> None:
     disk = LocalDisk(tmp_path)
     log = open_log(disk, options=SMALL_FILES)
     spans = append_numbered(log, 40)

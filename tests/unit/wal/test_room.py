@@ -139,7 +139,7 @@ def test_behind_what_is_not_synced_nothing_is_durable_by_itself(before: str) -> 
     assert kept == ([b"a", b"c"] if before == "a mark" else [b"a", b"b", b"c"])
 
 
-def test_a_write_that_finds_the_disk_full_half_way_through_the_room_leaves_nothing(
+def test_a_write_that_fills_the_disk_half_way_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """a is appended, with room behind it. b and c are to follow, b fits into the room and c does not: the

@@ -74,7 +74,7 @@ def test_a_lost_connection_owes_an_answer_and_measures_nothing() -> None:
     assert answers.p99 < 0.02
 
 
-def test_a_needed_mirror_has_about_a_second_and_any_other_the_whole_timeout() -> None:
+def test_a_needed_mirror_has_a_second_and_any_other_the_whole_timeout() -> None:
     health = Health(longest_s=LONGEST_S)
     fast, now = answering(0.005)
     assert health.patience(fast, now, is_needed=True) == FLOOR_S
@@ -95,8 +95,10 @@ def test_a_mirror_of_few_answers_has_twice_the_floor() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_line_with_200_ms_of_delay_and_2_percent_loss_trips_at_most_once_a_day(seed: int) -> None:
-    """A day of one message per second. A lost packet comes again after a retransmission timeout of 600 ms,
+def test_a_line_with_delay_and_loss_trips_at_most_once_a_day(seed: int) -> None:
+    """A delay of 200 ms, and a loss of 2 percent.
+
+    A day of one message per second. A lost packet comes again after a retransmission timeout of 600 ms,
     which doubles with each further loss."""
     rng, health = Random(seed), Health(longest_s=LONGEST_S)
     answers, now, trips = Answers(0.0), 0.0, 0
@@ -136,8 +138,10 @@ def test_what_an_owner_slept_through_is_not_silence_of_its_mirrors() -> None:
     assert answers.p99 < 0.01, "the pause is not taken for the mirror's answer"
 
 
-def test_who_failed_longest_ago_is_taken_first_and_places_go_round_with_a_pause() -> None:
-    """Two mirrors have had no room for a while, and there is one place."""
+def test_the_broker_that_failed_longest_ago_is_taken_first() -> None:
+    """Places go round, with a pause.
+
+    Two mirrors have had no room for a while, and there is one place."""
     health = Health(longest_s=LONGEST_S)
     for storage in (A, B):
         refused_again_and_again(health, storage, until=0.0)
@@ -166,8 +170,10 @@ def test_avoidance_ends_with_its_time_or_with_an_answer() -> None:
     assert health.avoided([], 100.0) == ()
 
 
-def test_a_mirror_that_refuses_again_and_again_is_tried_after_pauses_that_double_up_to_a_minute() -> None:
-    """Schedule: a mirror's disk is full for minutes. It is tried after 1, 2, 4 .. 60 s: each try is two
+def test_a_mirror_that_keeps_refusing_is_tried_after_doubling_pauses() -> None:
+    """Pauses double up to a minute.
+
+    Schedule: a mirror's disk is full for minutes. It is tried after 1, 2, 4 .. 60 s: each try is two
     writes to the metadata store. When it had room for two minutes, the next pause is a second."""
     health = Health(longest_s=LONGEST_S)
     assert refused_again_and_again(health, A, until=1000.0) == LONGEST_REFUSED_S

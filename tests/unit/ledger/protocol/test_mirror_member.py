@@ -59,7 +59,7 @@ def test_bytes_are_taken_in_order_and_said_to_be_durable_after_the_sync() -> Non
     assert member.done(work.number) == [Durable(JOURNAL, DISK, 15)]
 
 
-def test_a_fence_is_stored_behind_what_was_taken_and_then_said_with_the_end() -> None:
+def test_a_fence_is_stored_behind_what_was_taken_and_then_answered() -> None:
     member = joined()
     member.receive(append(0, 10))
     assert member.receive(Fence(JOURNAL, DISK, 1)) == []
@@ -97,7 +97,7 @@ def test_nobody_speaks_for_another_disk() -> None:
     assert joined().receive(message) == refused(RefusalReason.OTHER_DISK)
 
 
-def test_a_full_disk_takes_back_the_writes_and_keeps_the_fence_to_be_stored() -> None:
+def test_a_full_disk_takes_back_the_writes_and_keeps_the_fence() -> None:
     member = joined()
     member.receive(append(0, 10))
     settle(member)
@@ -148,7 +148,7 @@ def test_a_new_beginning_that_finds_no_room_leaves_the_old_copy_as_it_was() -> N
     assert work.note.floor <= 10
 
 
-def test_writing_back_repairs_and_continues_under_the_epoch_of_the_fence_only() -> None:
+def test_writing_back_continues_under_the_epoch_of_the_fence_only() -> None:
     member = joined()
     member.receive(append(0, 10))
     member.receive(Fence(JOURNAL, DISK, 2))
@@ -160,7 +160,8 @@ def test_writing_back_repairs_and_continues_under_the_epoch_of_the_fence_only() 
     assert settle(member) == [Durable(JOURNAL, DISK, 15)]
 
 
-def test_after_a_restart_bad_below_the_watermark_is_damage_and_above_it_torn() -> None:
+def test_after_a_restart_bad_bytes_below_the_mark_are_damage() -> None:
+    """Bad bytes above the mark are a torn write."""
     note = MemberNote(ledger=JOURNAL, base=0, watermark=50)
     kept = held_after_restart(note, [Range(0, 20), Range(30, 60), Range(70, 80)])
     assert (kept.end, kept.bad) == (60, (Range(20, 30),))

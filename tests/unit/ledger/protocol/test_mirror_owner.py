@@ -35,7 +35,7 @@ def test_committed_is_what_enough_disks_have_the_own_among_them() -> None:
     assert core.commit == 80
 
 
-def test_what_was_said_on_a_connection_that_broke_is_said_again_by_the_next_one() -> None:
+def test_what_a_broken_connection_said_is_repeated_on_the_next_one() -> None:
     """The mirror's answer is lost; nothing new is written; what waits is committed when it joins again."""
     core = owner()
     core.appended(100)
@@ -147,7 +147,7 @@ def test_a_mirror_gets_what_follows_its_copy_and_no_more_than_the_window() -> No
     assert core.next_send(A) == Range(70, 100)
 
 
-def test_a_fragment_is_dropped_from_the_record_before_the_last_of_it_is_trimmed() -> None:
+def test_a_fragment_leaves_the_record_before_its_last_bytes_are_trimmed() -> None:
     core = owner()
     core.appended(100)
     durable(core, own=60, a=60)

@@ -82,7 +82,7 @@ def test_an_answer_of_a_disk_that_is_not_listed_does_not_count() -> None:
     assert core.loss() == Loss((), 100, (OWN, B))
 
 
-def test_a_damaged_record_is_waited_for_as_long_as_it_may_have_been_acknowledged() -> None:
+def test_a_damaged_record_that_may_be_acknowledged_is_waited_for() -> None:
     core = recovery()
     answer(core, A, 100)
     answer(core, B, 40)
@@ -178,7 +178,7 @@ def test_what_no_second_disk_can_take_waits_and_an_operator_may_go_on() -> None:
         assert core.wanted.holders == (A, B, C)
 
 
-def test_targets_that_are_gone_for_good_do_not_keep_the_only_source_from_the_one_that_is_there() -> None:
+def test_dead_targets_do_not_keep_the_only_source_from_the_live_one() -> None:
     """Of two brokers whose disks are lost each comes back with an empty one, which is fenced as a spare. Then
     these disks go as well, because somebody finds an old one. The owner alone has the last bytes. Whoever
     took the owner for unable together with a target that did not answer wrote to nobody: once one of the

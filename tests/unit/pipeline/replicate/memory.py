@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,6 @@ from sava.proto import replica_pb2_grpc as rpc
 from sava.proto import streams_pb2
 from sava.records import Message, RecordBatch, iter_batches
 from tests.support.network import END
-from tests.support.waiting import PATIENCE_S
 from tests.unit.client.server import AWAY, Fault, MemoryBroker
 
 TOPIC_ID = 1
@@ -286,12 +284,6 @@ class World:
             work()
 
         self.loop.run(run())
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
 
     def close(self) -> None:
         TargetCluster.of(self.ends.target).close()

@@ -164,7 +164,7 @@ def test_one_without_news_is_asked_less_and_less_often(
     assert sorted(pauses) == pytest.approx(pauses, abs=0.11)
 
 
-def test_a_driver_that_begins_anew_goes_on_where_the_target_was_told_everything(
+def test_a_restarted_driver_continues_where_the_target_has_everything(
     clusters: Clusters, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.acked[ORDERS] = [(0, 500), (600, 610)]
@@ -253,7 +253,7 @@ def test_a_failure_of_one_is_remembered_and_tried_again_and_others_go_on(
     assert (clusters.offsets(), clusters.offsets(PAYMENTS)) == ([(0, 3)], [(0, 4)])
 
 
-def test_a_subscription_that_is_not_there_and_a_topic_that_is_another_say_nothing(
+def test_a_missing_subscription_and_another_topic_say_nothing(
     clusters: Clusters, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.missing.add(ORDERS)

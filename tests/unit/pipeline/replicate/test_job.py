@@ -18,17 +18,10 @@ from sava.pipeline.replicate.rounds import CopyEngine
 from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand, TargetCluster
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
-from tests.support.waiting import PATIENCE_S, OwnTime
+from tests.support.waiting import PATIENCE_S, OwnTime, wait_until
 from tests.unit.pipeline.replicate.test_topics import TOPIC
 
 NAMES = (f"{TOPIC}-part-0", f"{TOPIC}-part-1")
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}"
-        time.sleep(0.005)
 
 
 class Cluster:
@@ -259,11 +252,11 @@ class World:
         return job
 
     def copied(self) -> None:
-        until(lambda: self.engine.positions == self.cluster.ends, "all is copied")
+        wait_until(lambda: self.engine.positions == self.cluster.ends, "all is copied")
 
     def stop(self, job: LinkJob) -> None:
         job.stop(now=False)
-        until(lambda: job.end is not None, "it ends")
+        wait_until(lambda: job.end is not None, "it ends")
 
 
 @pytest.fixture
@@ -275,7 +268,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for job in made.jobs:
         job.stop(now=True)
     for job in made.jobs:
-        until(lambda job=job: job.end is not None, "it ends")  # type: ignore[misc]
+        wait_until(lambda job=job: job.end is not None, "it ends")  # type: ignore[misc]
     assert made.engine.twice == []
 
 
@@ -283,8 +276,8 @@ def test_a_topic_is_created_recorded_copied_and_reported(world: World) -> None:
     job = world.start()
     world.copied()
     assert world.remote.ensured == [(TOPIC, 2, False)]
-    until(lambda: world.cluster.states() == ["active", "active"], "it is reported")
-    until(lambda: job.progress.rows == 20, "it is counted")
+    wait_until(lambda: world.cluster.states() == ["active", "active"], "it is reported")
+    wait_until(lambda: job.progress.rows == 20, "it is counted")
     progress = job.progress
     assert (progress.is_running, progress.lag_messages, progress.has_backlog) == (True, 0, False)
     assert progress.has_worked
@@ -326,11 +319,11 @@ def test_a_slow_partition_keeps_nobody_waiting(world: World) -> None:
         CopyOutcome(name=errand.name, code="unavailable", reason="slow") if errand.name == NAMES[1] else None
     )
     world.start()
-    until(lambda: world.engine.positions.get(NAMES[0]) == 10, "one is copied")
+    wait_until(lambda: world.engine.positions.get(NAMES[0]) == 10, "one is copied")
     world.engine.before = before
     for end in range(20, 60, 10):
         world.cluster.publish(NAMES[0], 10)
-        until(lambda end=end: world.engine.positions[NAMES[0]] == end, "it goes on")  # type: ignore[misc]
+        wait_until(lambda end=end: world.engine.positions[NAMES[0]] == end, "it goes on")  # type: ignore[misc]
     released.set()
 
 
@@ -338,7 +331,7 @@ def test_all_partitions_share_the_rate_of_the_link(world: World) -> None:
     world.cluster.link.remote.max_rate = 20
     began = time.monotonic()
     world.start()
-    until(lambda: sum(world.engine.positions.values()) == 20, "what may go at once is copied")
+    wait_until(lambda: sum(world.engine.positions.values()) == 20, "what may go at once is copied")
     world.cluster.publish(NAMES[0], 5)
     world.cluster.publish(NAMES[1], 5)
     world.copied()
@@ -370,12 +363,14 @@ def test_a_chain_that_was_there_and_is_not_is_no_reason_to_begin_anew(world: Wor
     """The target has lost it, and has the same topic still. A second driver knows from the reports."""
     first = world.start()
     world.copied()
-    until(lambda: world.cluster.last() and all(each.messages for each in world.cluster.last()), "reported")
+    wait_until(
+        lambda: world.cluster.last() and all(each.messages for each in world.cluster.last()), "reported"
+    )
     world.stop(first)
     world.cluster.link.topics[0].partitions.extend(world.cluster.last())
     world.engine.positions.clear()
     world.start()
-    until(lambda: world.cluster.states() == ["failed", "failed"], "it is noticed")
+    wait_until(lambda: world.cluster.states() == ["failed", "failed"], "it is noticed")
     assert all("sava replication recreate" in each.reason for each in world.cluster.last())
     assert world.engine.positions == {}
 
@@ -391,12 +386,12 @@ def test_lost_messages_are_told_and_stop_the_partition(world: World) -> None:
         else None
     )
     job = world.start()
-    until(lambda: world.cluster.states() == ["data_loss", "active"], "it is told")
+    wait_until(lambda: world.cluster.states() == ["data_loss", "active"], "it is told")
     errands = len([each for each in world.engine.errands if each.name == NAMES[0]])
     world.cluster.publish(NAMES[1], 5)
-    until(lambda: world.engine.positions[NAMES[1]] == 15, "the other one goes on")
+    wait_until(lambda: world.engine.positions[NAMES[1]] == 15, "the other one goes on")
     assert len([each for each in world.engine.errands if each.name == NAMES[0]]) == errands
-    until(lambda: job.progress.has_backlog is False, "nothing can be done about it")
+    wait_until(lambda: job.progress.has_backlog is False, "nothing can be done about it")
 
 
 def test_a_round_that_breaks_is_tried_again(world: World) -> None:
@@ -409,13 +404,13 @@ def test_a_round_that_breaks_is_tried_again(world: World) -> None:
     world.engine.before = before
     world.start()
     world.copied()
-    until(lambda: [each.restarts > 0 for each in world.cluster.last()].count(True) >= 1, "it is counted")
+    wait_until(lambda: [each.restarts > 0 for each in world.cluster.last()].count(True) >= 1, "it is counted")
 
 
 def test_another_cluster_in_the_remote_s_place_gets_nothing(world: World) -> None:
     world.remote.identity = ("west", "another")
     world.start()
-    until(lambda: world.cluster.states() == ["failed", "failed"], "it is noticed")
+    wait_until(lambda: world.cluster.states() == ["failed", "failed"], "it is noticed")
     assert "sava remotes remove west" in world.cluster.last()[0].reason
     assert (world.remote.ensured, world.engine.errands) == ([], [])
 
@@ -424,27 +419,28 @@ def test_a_remote_that_does_not_answer_is_visited_again(world: World) -> None:
     world.start()
     world.copied()
     world.remote.failure = Unavailable("no broker has answered")
-    until(lambda: world.cluster.states() == ["unreachable", "unreachable"], "it is noticed")
+    wait_until(lambda: world.cluster.states() == ["unreachable", "unreachable"], "it is noticed")
     world.cluster.publish(NAMES[0], 5)
-    until(lambda: world.cluster.last()[0].end == 15, "the backlog grows")
+    wait_until(lambda: world.cluster.last()[0].end == 15, "the backlog grows")
     assert world.cluster.last()[0].oldest_us > 0
     assert world.cluster.last()[0].disconnects == 1
     world.remote.failure = None
     world.copied()
 
 
-def test_a_subscription_that_cannot_be_copied_is_reported_and_keeps_no_message(world: World) -> None:
+def test_a_subscription_that_cannot_be_copied_is_reported(world: World) -> None:
+    """It keeps no message from retention."""
     world.cluster.link.topics[0].policy.subscriptions.append("billing")
     world.remote.acks_failure = Refused("the topic has 1 subscription, and may have 1")
     world.start()
     world.copied()
-    until(lambda: [*world.cluster.last()[1].unsynced_subscriptions] == ["billing"], "it is told")
+    wait_until(lambda: [*world.cluster.last()[1].unsynced_subscriptions] == ["billing"], "it is told")
     fine, failing = world.cluster.last()
     assert {fine.state, failing.state} == {"active"}
     assert (fine.reason, [*fine.unsynced_subscriptions]) == ("", [])
     assert failing.reason.startswith("subscription billing is not copied: the topic has 1 subscription")
     world.remote.acks_failure = None
-    until(lambda: not world.cluster.last()[1].unsynced_subscriptions, "it has come right")
+    wait_until(lambda: not world.cluster.last()[1].unsynced_subscriptions, "it has come right")
     assert world.cluster.last()[1].reason == ""
 
 
@@ -452,8 +448,8 @@ def test_a_deleted_topic_is_reported_and_not_created_again(world: World) -> None
     world.start()
     world.copied()
     world.remote.shapes.clear()
-    until(lambda: world.cluster.link.topics[0].is_tombstone, "it is written down")
-    until(lambda: world.cluster.states() == ["remote_deleted"] * 2, "it is told")
+    wait_until(lambda: world.cluster.link.topics[0].is_tombstone, "it is written down")
+    wait_until(lambda: world.cluster.states() == ["remote_deleted"] * 2, "it is told")
     assert len(world.remote.ensured) == 1
 
 
@@ -462,7 +458,7 @@ def test_what_is_copied_again_is_not_let_go_of_before_it_is(world: World) -> Non
     the old copy had, by the errand's word as well, is no reason to let go of anything."""
     world.start()
     world.copied()
-    until(lambda: world.cluster.let_go_of == {NAMES[0]: 10, NAMES[1]: 10}, "it is let go of")
+    wait_until(lambda: world.cluster.let_go_of == {NAMES[0]: 10, NAMES[1]: 10}, "it is let go of")
     began, released = threading.Event(), threading.Event()
 
     def before(shares: Sequence[CopyShare]) -> None:
@@ -473,19 +469,19 @@ def test_what_is_copied_again_is_not_let_go_of_before_it_is(world: World) -> Non
     world.cluster.publish(NAMES[0], 5)
     assert began.wait(PATIENCE_S)
     world.remote.failure = Unavailable("no broker has answered")
-    until(lambda: world.cluster.states() == ["unreachable"] * 2, "the remote is away")
+    wait_until(lambda: world.cluster.states() == ["unreachable"] * 2, "the remote is away")
     topic = world.cluster.link.topics[0]
     topic.generation += 1
     topic.remote_topic_ids[:] = []
-    until(lambda: world.cluster.reports[-1].topics[0].generation == 1, "it has heard of it")
+    wait_until(lambda: world.cluster.reports[-1].topics[0].generation == 1, "it has heard of it")
     world.cluster.advanced.clear()
     released.set()
-    until(lambda: world.jobs[0].progress.rows == 25, "the errand has ended")
+    wait_until(lambda: world.jobs[0].progress.rows == 25, "the errand has ended")
     world.engine.outcome = lambda errand: CopyOutcome(
         name=errand.name, is_known=True, position=3, kept_position=3, code="failed", reason="stays there"
     )
     world.remote.failure = None
-    until(lambda: world.cluster.advanced, "what is copied is let go of")
+    wait_until(lambda: world.cluster.advanced, "what is copied is let go of")
     assert set(world.cluster.advanced[0].values()) == {3}
 
 
@@ -496,10 +492,10 @@ def test_a_topic_that_is_not_wanted_any_more_is_left(world: World) -> None:
         del world.cluster.link.topics[:]
         for name in NAMES:
             del world.cluster.ends[name]
-    until(lambda: world.jobs[0].progress.rows == 20, "it goes on")
+    wait_until(lambda: world.jobs[0].progress.rows == 20, "it goes on")
     world.cluster.ends = {"/default/other": 3}
     world.cluster.link.topics.add(topic="/default/other", topic_ids=(9,), reliable=True)
-    until(lambda: world.engine.positions.get("/default/other") == 3, "another is copied")
+    wait_until(lambda: world.engine.positions.get("/default/other") == 3, "another is copied")
 
 
 def test_a_cluster_that_elects_a_leader_keeps_nobody_from_copying(world: World) -> None:
@@ -509,17 +505,17 @@ def test_a_cluster_that_elects_a_leader_keeps_nobody_from_copying(world: World) 
     world.cluster.publish(NAMES[0], 5)
     world.copied()
     world.cluster.failure = None
-    until(lambda: [each.position for each in world.cluster.last()[:1]] == [15], "it is reported later")
+    wait_until(lambda: [each.position for each in world.cluster.last()[:1]] == [15], "it is reported later")
     assert job.end is None
 
 
 def test_a_link_that_is_refused_has_failed(world: World) -> None:
     world.cluster.failure = Refused("there is no remote west", "remote_unknown")
     job = world.start()
-    until(lambda: job.end is not None, "it ends")
+    wait_until(lambda: job.end is not None, "it ends")
     assert job.end is not None
     assert job.end == "there is no remote west"
-    until(lambda: world.cluster.is_closed, "nothing is left open")
+    wait_until(lambda: world.cluster.is_closed, "nothing is left open")
 
 
 def test_a_round_that_does_not_end_keeps_no_failed_link_from_ending(
@@ -540,10 +536,10 @@ def test_a_round_that_does_not_end_keeps_no_failed_link_from_ending(
     world.cluster.publish(NAMES[0], 5)
     assert begun.wait(PATIENCE_S)
     world.cluster.failure = Refused("there is no remote west", "remote_unknown")
-    until(lambda: world.cluster.is_closed, "it has failed")
+    wait_until(lambda: world.cluster.is_closed, "it has failed")
     assert world.jobs[0].end is None
     monkeypatch.setattr(rounds, "OVERDUE_S", 0.0)
-    until(lambda: job.end is not None, "it ends")
+    wait_until(lambda: job.end is not None, "it ends")
     assert job.end is not None
     assert job.end == "there is no remote west"
 
@@ -564,7 +560,7 @@ def test_it_stops_after_the_rounds_that_are_under_way(world: World) -> None:
     time.sleep(0.3)  # it does not end, which has no event
     assert world.jobs[0].end is None
     released.set()
-    until(lambda: job.end is not None, "it ends")
+    wait_until(lambda: job.end is not None, "it ends")
     assert job.end is not None
     assert not job.end
     assert world.cluster.last()[0].position == 15  # the last report knows it
@@ -584,6 +580,6 @@ def test_told_to_stop_now_it_cancels_what_is_under_way(world: World) -> None:
     world.cluster.publish(NAMES[0], 5)
     assert begun.wait(PATIENCE_S)
     job.stop(now=True)
-    until(lambda: job.end is not None, "it ends")
+    wait_until(lambda: job.end is not None, "it ends")
     assert job.end is not None
     assert not job.end

@@ -70,7 +70,7 @@ class TestPlanning:
         state.look(0.0)
         assert (state.state, state.reason) == (LinkState.PARTITION_MISMATCH, "other partitions")
 
-    def test_a_round_is_bounded_by_bytes_as_soon_as_it_is_known_how_large_messages_are(self) -> None:
+    def test_a_round_is_bounded_by_bytes_once_message_sizes_are_known(self) -> None:
         state = partition(end=1_000_000)
         told(state, 0)
         told(state, 1000, messages=1000, bytes=1000 << 10)
@@ -110,7 +110,7 @@ class TestPlanning:
         told(state, 10, messages=7)
         assert (state.is_recorded, state.due_begin) == (True, 3)
 
-    def test_where_a_chain_has_begun_stays_on_record_whatever_the_policy_says_later(self) -> None:
+    def test_where_a_chain_began_stays_on_record_under_any_later_policy(self) -> None:
         state = partition(start=0)
         state.recorded_begin = 3
         told(state, 5)
@@ -134,7 +134,7 @@ class TestPlanning:
         )
         assert (state.was_seen, state.position, state.messages, state.disconnects) == (False, None, 0, 3)
 
-    def test_what_was_planned_before_a_new_beginning_is_of_no_interest_after_it(self) -> None:
+    def test_a_plan_from_before_a_new_beginning_does_not_count(self) -> None:
         """An errand into the old topic is under way when somebody asks for the topic to be created again. Its
         outcome must not make the new topic's chain one that must be there."""
         state = partition()
@@ -237,7 +237,7 @@ class TestFailing:
         assert step is not None
         assert (step.start, step.end, step.skips) == (6, 10, False)
 
-    def test_what_is_lost_while_it_goes_on_is_left_out_too_until_something_is_copied(self) -> None:
+    def test_what_is_lost_meanwhile_is_left_out_until_something_is_copied(self) -> None:
         """Retention does not wait. Whoever has agreed to go on with what there is, need not do so again and
         again; but what is lost after that is another loss."""
         state = partition(end=10)

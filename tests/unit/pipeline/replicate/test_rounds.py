@@ -217,7 +217,7 @@ class TestRunning:
         assert done.get(timeout=PATIENCE_S).error == ""
         rounds.close()
 
-    def test_a_source_that_does_not_answer_is_the_outcome_of_that_partition_alone(self) -> None:
+    def test_a_silent_source_is_the_outcome_of_that_partition_alone(self) -> None:
         engine = Engine(lambda shares: [CopyOutcome(name="a", is_known=True)])
         rounds, done = made(engine)
         rounds.start(Weight.HEAVY, [draft("a"), draft("history", messages=1_000_000)], ENDS)
@@ -326,7 +326,7 @@ class TestRationing:
                     partition.note(outcome, self.now, 0)
             self.now += 0.01
 
-    def test_a_link_copies_no_more_than_its_rate_however_many_partitions_it_has(self) -> None:
+    def test_a_link_keeps_its_rate_however_many_partitions_it_has(self) -> None:
         self.throttled(1000, *[1_000_000] * 60)
         self.copy(10.0)
         counts = [partition.messages for partition in self.partitions]
@@ -334,7 +334,7 @@ class TestRationing:
         assert min(counts) > 100
         assert max(counts) - min(counts) <= 250, "what went at once in the beginning"
 
-    def test_who_has_little_does_not_wait_for_who_has_much_and_nothing_is_wasted(self) -> None:
+    def test_a_short_partition_does_not_wait_for_a_long_one(self) -> None:
         self.throttled(1000, *[1_000_000] * 10)
         self.copy(5.0)
         self.partitions.append(self.partition("new", 20))

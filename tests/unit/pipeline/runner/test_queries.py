@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -13,7 +12,7 @@ import pytest
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.options import TopicChoice
 from sava.pipeline.runner.queries import QueryJob
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 WAITING = {"message": "Waiting for data to arrive", "isTriggerActive": False, "isDataAvailable": False}
 
@@ -96,25 +95,18 @@ def _job(spark: FakeSpark) -> QueryJob:
     return QueryJob("copy", given, given.prepare, access=access, topics=TopicChoice(("/default/a",)))
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_progress_is_what_spark_tells(spark: FakeSpark) -> None:
     job = _job(spark)
-    _until(lambda: job.progress.is_running)
+    wait_until(lambda: job.progress.is_running)
     assert (job.progress.lag_messages, job.progress.has_worked) == (-1, False)
     spark.query.finish((0, 5))
-    _until(lambda: job.progress.rows == 5)
+    wait_until(lambda: job.progress.rows == 5)
     assert job.progress.has_worked
     spark.query.finish((1, 5), (2, 5), (3, 10))
-    _until(lambda: job.progress.rows == 25)
+    wait_until(lambda: job.progress.rows == 25)
     assert job.progress.batch == 3
     job.stop(now=True)
-    _until(lambda: job.end == "")
+    wait_until(lambda: job.end == "")
 
 
 def test_a_query_that_is_being_initialized_does_not_run_yet(spark: FakeSpark) -> None:
@@ -124,35 +116,35 @@ def test_a_query_that_is_being_initialized_does_not_run_yet(spark: FakeSpark) ->
     time.sleep(0.1)
     assert not job.progress.is_running
     spark.query.status = WAITING
-    _until(lambda: job.progress.is_running)
+    wait_until(lambda: job.progress.is_running)
     job.stop(now=True)
 
 
 def test_a_query_that_waits_is_stopped_at_once(spark: FakeSpark) -> None:
     job = _job(spark)
-    _until(spark.started.is_set)
+    wait_until(spark.started.is_set)
     job.stop(now=False)
-    _until(lambda: job.end == "")
+    wait_until(lambda: job.end == "")
 
 
 def test_a_batch_that_is_under_way_ends_first(spark: FakeSpark) -> None:
     spark.query.begin()
     job = _job(spark)
-    _until(lambda: job.progress.is_running)
+    wait_until(lambda: job.progress.is_running)
     job.stop(now=False)
     assert not spark.query.stopped.wait(0.3)
     spark.query.finish((0, 5))  # and the next one is under way already
-    _until(lambda: job.end == "")
+    wait_until(lambda: job.end == "")
     assert job.progress.rows == 5
 
 
 def test_a_batch_that_is_not_waited_for_is_interrupted(spark: FakeSpark) -> None:
     spark.query.begin()
     job = _job(spark)
-    _until(lambda: job.progress.is_running)
+    wait_until(lambda: job.progress.is_running)
     job.stop(now=False)
     job.stop(now=True)
-    _until(lambda: job.end == "")
+    wait_until(lambda: job.end == "")
 
 
 def test_what_is_still_being_prepared_never_begins(spark: FakeSpark) -> None:
@@ -167,16 +159,16 @@ def test_what_is_still_being_prepared_never_begins(spark: FakeSpark) -> None:
 
 def test_a_query_that_fails_says_why(spark: FakeSpark) -> None:
     job = _job(spark)
-    _until(spark.started.is_set)
+    wait_until(spark.started.is_set)
     spark.query.fail(RuntimeError("no such topic\nand a long trace"))
-    _until(lambda: job.end == "RuntimeError: no such topic")
+    wait_until(lambda: job.end == "RuntimeError: no such topic")
 
 
 def test_a_query_with_data_and_no_progress_has_a_backlog(spark: FakeSpark) -> None:
     job = _job(spark)
-    _until(lambda: job.progress.is_running)
+    wait_until(lambda: job.progress.is_running)
     assert not job.progress.has_backlog
     spark.query.begin()
-    _until(lambda: job.progress.has_backlog)
+    wait_until(lambda: job.progress.has_backlog)
     job.stop(now=True)
-    _until(lambda: job.end is not None)
+    wait_until(lambda: job.end is not None)

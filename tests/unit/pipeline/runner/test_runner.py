@@ -253,7 +253,7 @@ def test_a_failing_pipeline_is_tried_again_and_again_with_longer_pauses() -> Non
     assert kind.running, "after a long time without an error it is tried at once again"
 
 
-def test_what_fails_with_its_first_batch_is_failing_until_one_has_ended_well() -> None:
+def test_a_pipeline_is_failing_until_one_batch_has_ended_well() -> None:
     """A query starts well whatever its rows are. The first batch takes a while here, and then fails."""
     hosts, job = _started()
     kind, clock = hosts.kinds["a"], hosts.cluster.clock
@@ -293,7 +293,7 @@ def test_pipelines_are_started_a_few_at_a_time() -> None:
     assert len(kind.jobs) == 6, "what hangs does not hold the others up for ever"
 
 
-def test_settings_that_cannot_be_used_are_told_and_corrected_ones_used_at_once() -> None:
+def test_unusable_settings_are_reported_and_corrected_ones_used_at_once() -> None:
     hosts = Hosts("a")
     hosts.cluster.apply("copy", wrong=True)
     hosts.pass_time(100)
@@ -367,7 +367,7 @@ def test_a_paused_pipeline_stops_after_its_batch_and_can_be_resumed() -> None:
     assert len(hosts.kinds["a"].running) == 1
 
 
-def test_a_batch_that_takes_too_long_does_not_keep_a_pipeline_from_stopping() -> None:
+def test_a_batch_that_takes_too_long_does_not_keep_a_pipeline_running() -> None:
     hosts, job = _started()
     job.in_batch = True
     hosts.cluster.change("copy", is_wanted=False)
