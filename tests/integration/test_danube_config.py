@@ -15,8 +15,8 @@ from tests.support.brokers import sava
 from tests.support.network import free_ports
 from tests.support.objects import BUCKET, S3Server, s3_server
 from tests.support.processes import Forked
-from tests.unit.config.test_danube_config import REFERENCE
 from tests.support.waiting import PATIENCE_S, until
+from tests.unit.config.test_danube_config import REFERENCE
 
 __all__ = ["s3_server"]
 

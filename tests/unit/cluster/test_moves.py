@@ -329,7 +329,7 @@ async def test_a_move_that_is_over_before_its_lost_answer_is_looked_up_is_not_ma
             result = await txn(compare, then, otherwise, **options)
             if options.get("fence_term") and w.record(topic(1)).state is S.MOVING and not moves:
                 moves.append(1)
-                await w.until(lambda: w.record(topic(1)).owner == 2 and w.record(topic(1)).incarnation > 0)
+                await until(lambda: w.record(topic(1)).owner == 2 and w.record(topic(1)).incarnation > 0)
                 raise OutcomeUnknown("the answer was lost")
             return result
 
