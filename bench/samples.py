@@ -2,7 +2,7 @@
 
 Rates and percentiles are taken per repetition and their median over the repetitions is reported: a burst of
 foreign load spoils one repetition, not the figure. Contestants take turns within each round, and every second
-round runs backwards, so that a machine that slowly warms up or fills its disk favours nobody."""
+round runs backwards, so that a machine that slowly warms up or fills its disk favours none."""
 
 from __future__ import annotations
 

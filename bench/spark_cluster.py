@@ -19,7 +19,7 @@ START_TIMEOUT_S = 60.0
 
 def surroundings() -> dict[str, str]:
     return {
-        "JAVA_HOME": str(find_java(os.environ).home),
+        "JAVA_HOME": str(find_java(os.environ)),
         "SPARK_HOME": str(spark_home()),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",

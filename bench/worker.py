@@ -1,8 +1,8 @@
 """A load generator in a process of its own, as its parent holds it; ``bench.workers`` has the other side.
 
 Every system is called by its own Python client in such a process, so that on a machine with few cores a
-client and its server share them in the same way whoever is measured. A worker lives as long as its section:
-it is imported, connected and warm when its turn comes, and asleep when it is somebody else's.
+client and its server share them in the same way whichever is measured. A worker runs as long as its section:
+it is imported, connected and warm when its turn comes, and asleep when another's is on.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, s3_place: S3Server) -> Itera
         pytest.skip(str(error))
     directory = tmp_path_factory.mktemp("spark")
     environment = {
-        "JAVA_HOME": str(java.home),
+        "JAVA_HOME": str(java),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

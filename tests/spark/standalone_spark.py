@@ -33,7 +33,7 @@ def surroundings(**more: str) -> dict[str, str]:
     """Of every Spark process of a test. What tests define is imported by its name, on executors as well."""
     return {
         **os.environ,
-        "JAVA_HOME": str(find_java(os.environ).home),
+        "JAVA_HOME": str(find_java(os.environ)),
         "SPARK_HOME": str(spark_home()),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,

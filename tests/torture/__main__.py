@@ -264,7 +264,7 @@ def _no_spark() -> str:
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed"
     try:
-        os.environ["JAVA_HOME"] = str(find_java(os.environ).home)
+        os.environ["JAVA_HOME"] = str(find_java(os.environ))
     except SparkMissing as error:
         return str(error)
     return ""

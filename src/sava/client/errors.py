@@ -164,8 +164,8 @@ def of_change(error: aio.AioRpcError, target: str) -> ClientError:
     broker has not said what became of it, it is Unanswered."""
     failure = error_of(error, target)
     trailing = dict(cast("tuple[tuple[str, str | bytes], ...]", error.trailing_metadata() or ()))
-    told = trailing.get(OUTCOME_KEY)
-    is_open = told == Outcome.UNKNOWN if failure.code else not (error.details() or "").startswith(_UNSENT)
+    outcome = trailing.get(OUTCOME_KEY)
+    is_open = outcome == Outcome.UNKNOWN if failure.code else not (error.details() or "").startswith(_UNSENT)
     if isinstance(failure, Unavailable) and is_open:
         return Unanswered(f"{failure}; it may have happened", failure.code)
     return failure

@@ -55,11 +55,11 @@ def check_reachability(seen: Observation) -> Iterator[Finding]:
             continue
         lost = [contact for contact in broker.contacts if contact.error]
         if len(lost) == len(broker.contacts) > 0:
-            told = ", ".join(f"{contact.use} {contact.address}" for contact in lost)
+            listed = ", ".join(f"{contact.use} {contact.address}" for contact in lost)
             yield error(
                 "reachability",
                 broker.name,
-                f"is registered, and none of its addresses is reached from here ({told}): {lost[0].error}",
+                f"is registered, and none of its addresses is reached from here ({listed}): {lost[0].error}",
                 f"it runs, for it answers at {seen.admin}: {SETTING}"
                 if seen.asked is not None and seen.asked.self_node_id == broker.listed.broker_id
                 else f"see whether it runs: it may have died a moment ago; if it does, {SETTING}",
@@ -171,13 +171,13 @@ def _leaders(seen: Observation) -> Iterator[Finding]:
     if leaders == {0}:
         yield _no_leader(answered[0][1], {broker.listed.broker_id for broker, _ in answered})
     elif len(leaders) > 1:
-        told = "; ".join(
+        listed = "; ".join(
             f"{broker.name} says {status.leader_id or 'no leader'}" for broker, status in answered
         )
         yield warning(
             "leader",
             "cluster",
-            f"brokers do not agree on who leads: {told}",
+            f"brokers do not agree on who leads: {listed}",
             ASK_AGAIN,
         )
     rises = [
@@ -303,11 +303,11 @@ def check_clocks(seen: Observation) -> Iterator[Finding]:
 def check_versions(seen: Observation) -> Iterator[Finding]:
     versions = Counter(broker.listed.version for broker in seen.brokers if broker.listed.version)
     if len(versions) > 1:
-        told = ", ".join(f"{version} ({count})" for version, count in sorted(versions.items()))
+        listed = ", ".join(f"{version} ({count})" for version, count in sorted(versions.items()))
         yield warning(
             "versions",
             "cluster",
-            f"brokers have different versions: {told}",
+            f"brokers have different versions: {listed}",
             "finish the upgrade, or take it back",
         )
     elif versions and sava.__version__ not in versions:

@@ -266,7 +266,7 @@ class _Account:
     failed: int = 0
     """How many messages the producer could not get acknowledged."""
     unacknowledged: list[Range] = field(default_factory=list)
-    """Which ones, as far as it reported them."""
+    """Which, as far as it has reported."""
     firsts: dict[str, int] = field(default_factory=dict)
     """By partition: the lowest that came from there."""
 
@@ -505,8 +505,8 @@ class DeliveryTally:
         if not absent:
             return _Missing(0, 0, 0)
         ranges = [(max(first, start), min(last, end)) for first, last in account.unacknowledged]
-        told = sum(last - first for first, last in account.unacknowledged)
-        excused = sum(account.absent(*each) for each in ranges) + max(account.failed - told, 0)
+        named = sum(last - first for first, last in account.unacknowledged)
+        excused = sum(account.absent(*each) for each in ranges) + max(account.failed - named, 0)
         uncertain = min(absent, excused)
         rest = absent - uncertain
         return _Missing(rest, 0, uncertain) if is_owed else _Missing(0, rest, uncertain)

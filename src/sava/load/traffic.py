@@ -215,12 +215,12 @@ class Sender:
     async def _send_end(self) -> None:
         """Tell consumers what to expect. It is not counted: it is not part of what was measured."""
         maker, ranges = self._maker, self._unacknowledged
-        told = [maker.gap(start, end - start) for start, end in ranges]
-        told.append(maker.end(self._next, sum(end - start for start, end in ranges)))
+        notices = [maker.gap(start, end - start) for start, end in ranges]
+        notices.append(maker.end(self._next, sum(end - start for start, end in ranges)))
         first, self._next = self._next, self._next + 1
         keys = maker.keys(first, 1)
         try:
-            await self._producer.send_many(told, keys=keys and keys * len(told))
+            await self._producer.send_many(notices, keys=keys and keys * len(notices))
         except FAILURES:
             ranges.append((first, first + 1))
 

@@ -29,7 +29,7 @@ from concurrent.futures import Future, as_completed
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from sava.client.connection import OPEN_TIMEOUT_S, Connection, Tls
 from sava.client.errors import ClientError, Closed, Refused, Timeout
@@ -52,20 +52,16 @@ from sava.records import MAX_BATCH_BYTES, MAX_COUNT, RecordBatch
 from sava.storage.objectstore import ObjectStore
 from sava.tasks import cancelled
 
-
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
 K = TypeVar("K", bound=Hashable)
-T = TypeVar("T", bound=Closable)
+T = TypeVar("T")
 
 
 class PerProcess(Generic[K, T]):
     """Instances by key. Any thread may call. Those that exist when the process ends are closed."""
 
-    def __init__(self, make: Callable[[K], T]) -> None:
+    def __init__(self, make: Callable[[K], T], close: Callable[[T], None]) -> None:
         self._make = make
+        self._close = close
         self._guard = threading.Lock()
         self._held: dict[tuple[int, K], T] = {}
         os.register_at_fork(after_in_child=self._forked)
@@ -89,7 +85,7 @@ class PerProcess(Generic[K, T]):
     def close_all(self) -> None:
         for (process, _), held in list(self._held.items()):
             if process == os.getpid():
-                held.close()
+                self._close(held)
 
 
 _kinds: Final[list[PerProcess[Any, Any]]] = []
@@ -139,7 +135,7 @@ class Objects:
         self._loop.run(self._store.delete(keys))
 
 
-_stores: Final = PerProcess[str, Objects](Objects)
+_stores: Final = PerProcess[str, Objects](Objects, Objects.close)
 
 
 AHEAD: Final = 4
@@ -518,4 +514,4 @@ class ClusterClient:
         return self._loop.run(self._calls.owner(name).ask(method, request))
 
 
-_links: Final = PerProcess[ClusterAccess, ClusterClient](ClusterClient)
+_links: Final = PerProcess[ClusterAccess, ClusterClient](ClusterClient, ClusterClient.close)

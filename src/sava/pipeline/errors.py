@@ -41,7 +41,7 @@ class SourceRefused(CallerError):
 
 
 DELETED = "they were deleted before they were read (retention)"
-CREATED_ANEW = "the topic ends before them, so it was deleted and created again"
+CREATED_AGAIN = "the topic ends before them, so it was deleted and created again"
 TOPIC_GONE = "the topic was deleted"
 
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,13 +83,6 @@ class ValueMissing(CallerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Java:
-    home: Path
-    version: int
-    """0 if Java does not print it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Program:
     path: Path
     arguments: tuple[str, ...]
@@ -104,21 +97,28 @@ def program(
     name: str, arguments: Sequence[str], environment: Mapping[str, str], service: str = ""
 ) -> Program:
     """``name``: pyspark or spark-submit. Raises SparkMissing."""
-    home = spark_home()
-    given = _Arguments(arguments)
+    given_master, given_service, passed_on = _read(arguments)
     settings = dict(environment)
-    settings["SPARK_HOME"] = str(home)
-    settings["JAVA_HOME"] = str(find_java(environment).home)
-    settings.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if service := service or given.service:
+    master = given_master or environment.get("SPARK_REMOTE", "")
+    home = _set_homes(settings, master or DEFAULT_MASTER)
+    if service := service or given_service:
         settings["SAVA_SERVICE"] = service
-    master = given.master or environment.get("SPARK_REMOTE", "")
-    if (master or DEFAULT_MASTER).startswith("local"):
-        # Otherwise Spark resolves the host name, and a laptop's may have no address.
-        settings.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    passed_on = given.passed_on if master else ("--master", DEFAULT_MASTER, *given.passed_on)
+    if not master:
+        passed_on = ("--master", DEFAULT_MASTER, *passed_on)
     return Program(home / "bin" / name, passed_on, settings)
+
+
+def _set_homes(environment: MutableMapping[str, str], master: str) -> Path:
+    """Set where Spark, Java and Python are, for Java and Python's workers. Returns the home of Spark."""
+    home = spark_home()
+    environment["SPARK_HOME"] = str(home)
+    environment["JAVA_HOME"] = str(find_java(environment))
+    environment.setdefault("PYSPARK_PYTHON", sys.executable)
+    environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith("local"):
+        # Otherwise Spark resolves the host name, and a laptop's may have no address.
+        environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return home
 
 
 def spark_home() -> Path:
@@ -130,57 +130,54 @@ def spark_home() -> Path:
     return Path(found.origin).parent
 
 
-class _Arguments:
-    """The arguments of spark-submit up to the application; the rest belongs to the application."""
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self.master = ""
-        self.service = ""
-        kept: list[str] = []
-        rest = iter(arguments)
-        for argument in rest:
-            if not argument.startswith("-"):
-                kept += (argument, *rest)
-                break
-            name, has_value, value = argument.partition("=")
-            words = [argument]
-            if not has_value and name not in _FLAGS:
-                value = next(rest, "")
-                words.append(value)
-            if name == "--service":
-                if not value:
-                    raise ValueMissing("--service needs the address of a broker, such as 127.0.0.1:6650")
-                self.service = value
-                continue
-            if name in ("--master", "--remote"):
-                self.master = value
-            elif name in ("--conf", "-c") and value.startswith(("spark.master=", "spark.remote=")):
-                self.master = value.partition("=")[2]
-            elif name == "--properties-file":
-                self.master = self.master or "by that file"
-            kept += words
-        self.passed_on = tuple(kept)
+def _read(arguments: Sequence[str]) -> tuple[str, str, tuple[str, ...]]:
+    """Master, service, and what is passed on of the arguments of spark-submit up to the application; the rest
+    belongs to the application."""
+    master = service = ""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            kept += (argument, *rest)
+            break
+        name, has_value, value = argument.partition("=")
+        words = [argument]
+        if not has_value and name not in _FLAGS:
+            value = next(rest, "")
+            words.append(value)
+        if name == "--service":
+            if not value:
+                raise ValueMissing("--service needs the address of a broker, such as 127.0.0.1:6650")
+            service = value
+            continue
+        if name in ("--master", "--remote"):
+            master = value
+        elif name in ("--conf", "-c") and value.startswith(("spark.master=", "spark.remote=")):
+            master = value.partition("=")[2]
+        elif name == "--properties-file":
+            master = master or "by that file"
+        kept += words
+    return master, service, tuple(kept)
 
 
 # -- Java ----------------------------------------------------------------------------------------------------
 
 
-def find_java(environment: Mapping[str, str], usual: Iterable[str] = USUAL_PLACES) -> Java:
-    """JAVA_HOME, else the java of PATH, else the oldest sufficient version in the usual places: Spark is
-    tested with those. Raises SparkMissing."""
-    too_old: list[Java] = []
+def find_java(environment: Mapping[str, str], usual: Iterable[str] = USUAL_PLACES) -> Path:
+    """The home of JAVA_HOME, else of the java of PATH, else of the oldest sufficient version in the usual
+    places: Spark is tested with those. Raises SparkMissing."""
+    seen: list[tuple[int, Path]] = []
     for home in _configured(environment):
-        java = Java(home, _version(home))
-        if java.version >= OLDEST_JAVA:
-            return java
-        too_old.append(java)
-    found = sorted((Java(home, _version(home)) for home in _installed(usual)), key=lambda java: java.version)
-    for java in found:
-        if java.version >= OLDEST_JAVA:
-            return java
-    seen = "".join(f"; {java.home} is version {java.version or 'unknown'}" for java in (*too_old, *found))
+        seen.append((_version(home), home))
+        if seen[-1][0] >= OLDEST_JAVA:
+            return home
+    found = sorted(((_version(home), home) for home in _installed(usual)), key=lambda java: java[0])
+    for version, home in found:
+        if version >= OLDEST_JAVA:
+            return home
+    too_old = "".join(f"; {home} is version {version or 'unknown'}" for version, home in (*seen, *found))
     raise SparkMissing(
-        f"Spark needs Java {OLDEST_JAVA} or newer{seen}; install one (Debian: apt-get install "
+        f"Spark needs Java {OLDEST_JAVA} or newer{too_old}; install one (Debian: apt-get install "
         "default-jre-headless, macOS: brew install openjdk) or set JAVA_HOME"
     )
 
@@ -199,6 +196,7 @@ def _installed(places: Iterable[str]) -> Iterator[Path]:
 
 
 def _version(home: Path) -> int:
+    """0 if Java does not print it."""
     try:
         done = subprocess.run(
             [home / "bin" / "java", "-version"],
@@ -232,7 +230,10 @@ def open_session(
 ) -> SparkSession:
     """``conf`` overrides the settings below. Workers also find modules in ``python_path``.
     Raises SparkMissing, JavaGone, SparkRefused."""
-    _prepare(master, python_path)
+    _set_homes(os.environ, master)
+    paths = [str(path.absolute()) for path in python_path]
+    sys.path[:0] = paths
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
     from pyspark.sql import SparkSession
 
     logging.getLogger("py4j").setLevel(logging.WARNING)
@@ -285,17 +286,3 @@ def _not_started(master: str, error: Exception) -> JavaGone | SparkRefused:
     reason = brief(error)
     java.kill()
     return SparkRefused(f"Spark does not start with master {master}: {reason}; check --master and --conf")
-
-
-def _prepare(master: str, python_path: Sequence[Path]) -> None:
-    """Set the environment of Java and of Python's workers."""
-    environment = os.environ
-    environment["SPARK_HOME"] = str(spark_home())
-    environment["JAVA_HOME"] = str(find_java(environment).home)
-    environment.setdefault("PYSPARK_PYTHON", sys.executable)
-    environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if master.startswith("local"):
-        environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    paths = [str(path.absolute()) for path in python_path]
-    sys.path[:0] = paths
-    environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [environment.get("PYTHONPATH")])])

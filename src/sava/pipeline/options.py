@@ -115,16 +115,10 @@ class OptionError(CallerError):
         self.name, self.value = name, value
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
-    """A position by time: the first message published at or after it."""
-
-    publish_time: int
-    """Microseconds since 1970 UTC."""
-
-
 Word = Literal["earliest", "latest"]
-Position = Word | Instant | Mapping[TopicPartition, int]
+Position = Word | int | Mapping[TopicPartition, int]
+"""A number is a position by time, in microseconds since 1970 UTC: the first message published at or after
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +302,7 @@ def _topics(given: _Given) -> TopicChoice:
 def _position(given: _Given, side: Literal["starting", "ending"], default: Word) -> Position:
     """The position by time if that option is set, otherwise by offsets."""
     if time := given.text(f"{side}Timestamp"):
-        return Instant(_instant(f"{side}Timestamp", time))
+        return _instant(f"{side}Timestamp", time)
     name = f"{side}Offsets"
     text = given.text(name) or default
     words: tuple[Word, ...] = ("earliest", "latest") if side == "starting" else ("latest",)

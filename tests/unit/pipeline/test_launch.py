@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from sava.cli.main import tree
-from sava.pipeline import launch
 from sava.pipeline.launch import Program, SparkMissing, ValueMissing, find_java, program
 
 
@@ -27,9 +26,9 @@ def test_java_as_the_user_has_set_it_comes_first(tmp_path: Path) -> None:
     java(tmp_path / "set", "21.0.1")
     java(tmp_path / "path", "17.0.9")
     environment = {"JAVA_HOME": str(tmp_path / "set"), "PATH": str(tmp_path / "path" / "bin")}
-    assert find_java(environment, ()) == launch.Java(tmp_path / "set", 21)
+    assert find_java(environment, ()) == tmp_path / "set"
     del environment["JAVA_HOME"]
-    assert find_java(environment, ()) == launch.Java(tmp_path / "path", 17)
+    assert find_java(environment, ()) == tmp_path / "path"
 
 
 def test_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
@@ -39,7 +38,7 @@ def test_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
     java(tmp_path / "usual" / "old", "11.0.2")
     environment = {"JAVA_HOME": str(tmp_path / "set"), "PATH": ""}
     usual = [str(tmp_path / "usual" / "*")]
-    assert find_java(environment, usual) == launch.Java(tmp_path / "usual" / "tested", 17)
+    assert find_java(environment, usual) == tmp_path / "usual" / "tested"
 
 
 def test_without_java_one_line_says_what_to_do(tmp_path: Path) -> None:

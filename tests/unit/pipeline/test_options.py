@@ -8,7 +8,6 @@ import pytest
 
 from sava.pipeline.options import (
     NAMES,
-    Instant,
     OptionError,
     SinkOptions,
     SourceOptions,
@@ -70,9 +69,9 @@ def test_several_topics() -> None:
 def test_positions() -> None:
     offsets = source(startingOffsets='{"/default/orders": {"0": 5, "10": -2}}').start
     assert offsets == {TopicPartition("/default/orders", 0): 5, TopicPartition("/default/orders", 10): -2}
-    assert source(startingTimestamp="1500", startingOffsets="latest").start == Instant(1_500_000)
-    assert source(endingTimestamp="1970-01-01T00:00:02+00:00").end == Instant(2_000_000)
-    assert source(endingTimestamp="1970-01-01T01:00:02+01:00").end == Instant(2_000_000)
+    assert source(startingTimestamp="1500", startingOffsets="latest").start == 1_500_000
+    assert source(endingTimestamp="1970-01-01T00:00:02+00:00").end == 2_000_000
+    assert source(endingTimestamp="1970-01-01T01:00:02+01:00").end == 2_000_000
 
 
 def test_sink() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from sava.pipeline.cluster import Objects
 from sava.pipeline.source.columns import Bounds
-from sava.pipeline.source.reading import MappedFile, SegmentSource, StoredObject, open_source, read_segment
+from sava.pipeline.source.reading import MappedFile, StoredObject, open_source, read_segment
 from sava.records import STORED_COLUMNS, Message, Origin, RecordBatch
 from sava.storage.errors import ObjectMissing, SegmentCorrupt
 from sava.storage.objectstore import ObjectStore
@@ -19,7 +19,7 @@ from sava.storage.segment import write_segment
 from sava.storage.types import Segment
 from tests.support.messages import TOPIC, numbered, placed
 
-Open = Callable[[Segment], SegmentSource]
+Open = Callable[[Segment], MappedFile | StoredObject]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def written(store: ObjectStore, batches: list[RecordBatch]) -> Segment:
 
 
 def rows_of(
-    source: SegmentSource,
+    source: MappedFile | StoredObject,
     segment: Segment,
     start: int,
     end: int,

@@ -95,7 +95,7 @@ async def test_a_chain_leaves_a_silent_target(replica: tuple[Replica, LostAnswer
         loop.run(learn())
         chain = Chain(loop, connection, owners, TOPIC, pb.Source())
         try:
-            chain.open(until=until, life_until=until)
+            chain.open(until=until, end_by=until)
             chain.put(Stretch(0, 1, True, b"bytes", (0,), 0), until=until)
             chain.settle(until=until)
         finally:

@@ -250,7 +250,7 @@ class _Copy:
         self._progress = chain.progress
         try:
             until = min(time.monotonic() + OPEN_S, self._settled_by)
-            opened = chain.open(until=until, life_until=self._settled_by)
+            opened = chain.open(until=until, end_by=self._settled_by)
             if opened.topic_id != errand.target_topic_id:
                 return self._result(
                     "target_replaced",

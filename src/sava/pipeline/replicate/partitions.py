@@ -5,7 +5,7 @@ again.
     failing   its last errand has failed; tried again after a delay, unless only an operator can help
     otherwise starting until the target has said how far the chain is, then active, or idle when nothing comes
 
-The position is the target's word. Until it was heard in this life of the driver, what was reported before, or
+The position is the target's word. Until this driver has heard it, what was reported before, or
 the beginning, is a belief to plan the first errand by, and no reason to take anything for lost.
 
 **A source that was rewound** (restored from an older state) ends before where it was copied to, and then has
@@ -205,7 +205,7 @@ LOOK_AGAIN: Final = frozenset(("target_replaced", "topic_unknown"))
 """There is another topic, or none: it has its state from a look at both ends."""
 
 
-HELPED_BY_SOMEBODY: Final = frozenset(("source_gone", "chain_missing"))
+NEEDS_OPERATOR: Final = frozenset(("source_gone", "chain_missing"))
 
 
 class CopyStep(NamedTuple):
@@ -385,7 +385,7 @@ class PartitionState:
             return
         self._held = None
         self.target_topic_id = target_topic_id
-        # Whatever kept it before is worth another look, unless only an operator can help.
+        # Whatever kept it before is worth another look, except what needs an operator.
         if self._failure is not None and self._failure.retry_at is not None:
             self._failure = None
             self._backoff.reset()
@@ -407,7 +407,7 @@ class PartitionState:
 
     def fail(self, code: str, reason: str, now: float, now_ms: int) -> None:
         self.is_suspect = True
-        if code in HELPED_BY_SOMEBODY:
+        if code in NEEDS_OPERATOR:
             reason = f"{reason}; {self._remedy} continues with what there is"
         state = STATES.get(code, LinkState.FAILED)
         if state is LinkState.DATA_LOSS and not self._may_skip:

@@ -364,7 +364,7 @@ def skip(link: ClusterClient, errand: Errand, ends: LinkEnds, start: int) -> Cop
     until = time.monotonic() + SKIP_S
     chain = TargetCluster.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
     try:
-        opened = chain.open(until=until, life_until=until)
+        opened = chain.open(until=until, end_by=until)
         is_there = opened.topic_id == errand.target_topic_id and opened.position == start < end
         if opened.is_known and is_there:
             log.warning("replication: skipped topic=%s from=%d to=%d", errand.name, start, end)

@@ -223,10 +223,10 @@ class Chain:
 
     # -- for the thread that copies ----------------------------------------------------------
 
-    def open(self, *, until: float, life_until: float) -> pb.SourceOpened:
-        """At the owner of the topic, or through any broker. ``life_until``: when the stream ends, come what
+    def open(self, *, until: float, end_by: float) -> pb.SourceOpened:
+        """At the owner of the topic, or through any broker. ``end_by``: when the stream ends, come what
         may. Raises Unavailable, Refused."""
-        return self._loop.run(self._within(self._open(life_until), until, "opened"))
+        return self._loop.run(self._within(self._open(end_by), until, "opened"))
 
     def put(self, stretch: Stretch, *, until: float) -> bool:
         """Send it as soon as there is room. False: the chain has ended. Raises Unavailable, Refused."""
@@ -253,23 +253,23 @@ class Chain:
                 f"{self.topic}: the target has not {what} within {loop.time() - began:.1f} s"
             ) from None
 
-    async def _open(self, life_until: float) -> pb.SourceOpened:
+    async def _open(self, end_by: float) -> pb.SourceOpened:
         route, backoff = Route(self._connection, self.topic, self._owners.get(self.topic)), ReconnectBackoff()
         while True:
             try:
                 address = await route.find()
-                opened = await self._open_at(address, life_until)
+                opened = await self._open_at(address, end_by)
                 self._owners.learn(self.topic, address)
                 return opened
             except Unavailable as error:
                 self._owners.forget(self.topic)
                 await self._close()
                 delay = backoff.delay(error)
-                if self._left(life_until) <= delay:
+                if self._left(end_by) <= delay:
                     raise
                 await asyncio.sleep(delay)
 
-    async def _open_at(self, address: str, life_until: float) -> pb.SourceOpened:
+    async def _open_at(self, address: str, end_by: float) -> pb.SourceOpened:
         self._is_opening = True
         self._stream = await self._streams.enter_async_context(
             open_stream(
@@ -278,7 +278,7 @@ class Chain:
                 address,
                 owes=lambda: self._is_opening or bool(self._unanswered),
                 service=rpc.ReplicaStub,
-                timeout=self._left(life_until),
+                timeout=self._left(end_by),
             )
         )
         opened: pb.SourceOpened = (await self._stream.open(self._opening)).opened
@@ -444,4 +444,4 @@ class TargetCluster:
         return self._loop.run(asked)
 
 
-_targets: Final = PerProcess[ClusterAccess, TargetCluster](TargetCluster)
+_targets: Final = PerProcess[ClusterAccess, TargetCluster](TargetCluster, TargetCluster.close)

@@ -199,7 +199,7 @@ class LinkTopicState:
         if verdict is None or not self._wants_change or self._is_being_made or now < self._create_at:
             return None
         self._is_being_made = True
-        self._create_at = now + self._backoff.next()  # if a user deletes it at once
+        self._create_at = now + self._backoff.next()  # if it is deleted at once
         partitions = verdict.grow if verdict.create is None else verdict.create
         return Creation(self.topic, partitions, self.listed.reliable, grow=verdict.grow > 0)
 

@@ -36,7 +36,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -45,7 +45,7 @@ import pyarrow.compute as pc
 
 from sava.client.errors import Denied, Refused
 from sava.errors import CallerError, Outcome, SavaError
-from sava.pipeline.cluster import ClusterAccess, ClusterClient
+from sava.pipeline.cluster import ClusterClient
 from sava.pipeline.errors import at_source
 from sava.pipeline.replicate.target import Errand, LinkEnds, Stretch, TargetCluster
 from sava.pipeline.source.reading import Rows
@@ -294,16 +294,6 @@ class Named(NamedTuple):
     version: int | None
 
 
-class _SchemaKey(NamedTuple):
-    source: ClusterAccess
-    source_id: str
-    target: ClusterAccess
-    target_topic_id: int
-    topic: str
-    subject: str
-    named: Named
-
-
 class Schemas:
     """The schemas of one topic at one target. One thread owns it."""
 
@@ -347,62 +337,55 @@ class Schemas:
 
     def _there(self, named: Named) -> Named:
         ends = self._ends
-        asked = _SchemaKey(
-            ends.source,
-            ends.source_id,
-            ends.target,
-            self._target_topic_id,
-            self._topic,
-            self._subject,
-            named,
-        )
+        of = (ends.source, ends.source_id, ends.target, self._target_topic_id, self._subject)
+        asked = (self._topic, of, named)
         with _guard:
             known = _known.get(asked)
         if known is None:
             if not self._may_ask:
                 raise NotLearned(f"{self._topic}: schema {named.schema_id} was not asked for yet")
-            known = _ensured(asked)
+            known = self._ensured(named)
             with _guard:
                 _known[asked] = known
                 while len(_known) > CACHED:
                     _known.popitem(last=False)
         return known
 
+    def _ensured(self, named: Named) -> Named:
+        schema_id, version = named
+        try:
+            with at_source():
+                found = ClusterClient.of(self._ends.source).schema_of(schema_id, version)
+        except Refused as error:
+            which = f"schema {schema_id}" + ("" if version is None else f", version {version}")
+            raise SchemaConflict(f"{which}, which messages name", f"the source says: {error}") from error
+        request = pb.EnsureSchemaRequest(
+            subject=found.subject,
+            type=found.schema_type,
+            definition=found.schema_definition,
+            topic=self._topic if found.subject == self._subject else "",
+        )
+        try:
+            there = TargetCluster.of(self._ends.target).ensure_schema(request)
+        except Denied:
+            raise
+        except Refused as error:
+            raise SchemaConflict(
+                f"subject {found.subject!r}, version {found.version}", f"the target says: {error}"
+            ) from error
+        return Named(there.schema_id, None if version is None else there.version)
+
     @staticmethod
     def forget(topic: str) -> None:
         """Forget the schemas of a topic: a user may have deleted a subject there and registered it again."""
         with _guard:
-            for asked in [each for each in _known if topic == each.topic]:
+            for asked in [each for each in _known if topic == each[0]]:
                 del _known[asked]
 
 
 _guard: Final = threading.Lock()
-_known: Final[OrderedDict[_SchemaKey, Named]] = OrderedDict()
-
-
-def _ensured(asked: _SchemaKey) -> Named:
-    schema_id, version = asked.named
-    try:
-        with at_source():
-            found = ClusterClient.of(asked.source).schema_of(schema_id, version)
-    except Refused as error:
-        which = f"schema {schema_id}" + ("" if version is None else f", version {version}")
-        raise SchemaConflict(f"{which}, which messages name", f"the source says: {error}") from error
-    request = pb.EnsureSchemaRequest(
-        subject=found.subject,
-        type=found.schema_type,
-        definition=found.schema_definition,
-        topic=asked.topic if found.subject == asked.subject else "",
-    )
-    try:
-        there = TargetCluster.of(asked.target).ensure_schema(request)
-    except Denied:
-        raise
-    except Refused as error:
-        raise SchemaConflict(
-            f"subject {found.subject!r}, version {found.version}", f"the target says: {error}"
-        ) from error
-    return Named(there.schema_id, None if version is None else there.version)
+_known: Final[OrderedDict[tuple[str, Hashable, Named], Named]] = OrderedDict()
+"""By topic, what it is copied from and to, and the schema at the source."""
 
 
 _SCHEMA: Final = schema_of(STORED_COLUMNS)

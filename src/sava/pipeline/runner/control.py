@@ -1,4 +1,4 @@
-"""RunnerControl: what a runner asks of the cluster, through the admin port of any broker.
+"""What a runner asks of the cluster, through the admin port of any broker.
 
 A call is answered or fails within CALL_S. A runner that waits longer cannot look at the clock meanwhile, and
 only the clock tells a runner without contact to the cluster that it must stop.
@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple
 
 from sava.client.connection import Connection, Tls
 from sava.client.errors import Refused, Unavailable
@@ -74,27 +74,6 @@ class JobStatus(NamedTuple):
     restarts: int = 0
     since_ms: int = 0
     batch: int = 0
-
-
-class RunnerControl(Protocol):
-    """The calls of a runner. The tests of the clock implement it without a cluster. Raises Unavailable
-    when no broker answers in time, and Refused, both of ``sava.client.errors``."""
-
-    def join(self) -> RunnerLease: ...
-
-    def leave(self) -> None: ...
-
-    def list(self) -> Sequence[ListedPipeline]: ...
-
-    def claim(self, name: str) -> int:
-        """The number of the claim; 0 if another runner has it or the pipeline is not wanted."""
-        ...
-
-    def report(self, name: str, claim: int, status: JobStatus) -> pipelines_pb2.ReportPipelineResponse:
-        """Whether the claim holds, and whether the pipeline is wanted."""
-        ...
-
-    def release(self, name: str, claim: int, status: JobStatus) -> None: ...
 
 
 ADDRESSES_S: Final = 2.0
@@ -172,7 +151,8 @@ TTL_S: Final = 10.0
 
 
 class AdminRunnerControl(AdminCalls):
-    """The admin port as RunnerControl, for one thread. ``kinds`` and ``only`` are what the runner takes."""
+    """The calls of a runner, for one thread. ``kinds`` and ``only`` are what the runner takes. Raises
+    Unavailable when no broker answers in time, and Refused, both of ``sava.client.errors``."""
 
     def __init__(
         self,
@@ -227,6 +207,7 @@ class AdminRunnerControl(AdminCalls):
         ]
 
     def claim(self, name: str) -> int:
+        """The number of the claim; 0 if another runner has it or the pipeline is not wanted."""
         request = pipelines_pb2.ClaimPipelineRequest(name=name, runner=self._runner)
         try:
             response: pipelines_pb2.ClaimPipelineResponse = self._ask("ClaimPipeline", request)
@@ -237,6 +218,7 @@ class AdminRunnerControl(AdminCalls):
         return response.claim if response.is_granted else 0
 
     def report(self, name: str, claim: int, status: JobStatus) -> pipelines_pb2.ReportPipelineResponse:
+        """Whether the claim holds, and whether the pipeline is wanted."""
         request = pipelines_pb2.ReportPipelineRequest(
             name=name, runner=self._runner, claim=claim, status=_status(status)
         )

@@ -46,7 +46,7 @@ from typing import Final
 
 from sava.client.errors import ClientError, Refused
 from sava.errors import HostError, Outcome, SavaError
-from sava.pipeline.runner.control import JobState, JobStatus, ListedPipeline, Peer, RunnerControl
+from sava.pipeline.runner.control import AdminRunnerControl, JobState, JobStatus, ListedPipeline, Peer
 from sava.pipeline.runner.kinds import JobProgress, PipelineJob, PipelineKind
 from sava.tasks import Backoff
 
@@ -341,7 +341,7 @@ class PipelineRunner:
     def __init__(
         self,
         name: str,
-        control: RunnerControl,
+        control: AdminRunnerControl,
         kinds: Mapping[str, PipelineKind],
         *,
         only: Sequence[str] = (),

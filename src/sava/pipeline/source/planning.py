@@ -30,7 +30,6 @@ from sava.pipeline.cluster import ClusterClient
 from sava.pipeline.options import (
     EARLIEST,
     LATEST,
-    Instant,
     OptionError,
     Position,
     TopicPartition,
@@ -288,8 +287,8 @@ def resolve(
 ) -> dict[TopicPartition, int]:
     """The offset of every partition. ``option`` names the option in errors. Raises OptionError when offsets
     by partition leave out a partition, or name a partition that is not read or an offset beyond the end."""
-    if isinstance(position, Instant):
-        return {part: cluster.offset_at(name, position.publish_time) for part, name in names.items()}
+    if isinstance(position, int):
+        return {part: cluster.offset_at(name, position) for part, name in names.items()}
     extents = cluster.extents(list(names.values()))
     if position == "earliest":
         return {part: extents[name].start for part, name in names.items()}

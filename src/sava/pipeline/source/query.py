@@ -42,7 +42,7 @@ from pyspark.sql.streaming.datasource import (
 from sava.client.errors import TopicUnknown
 from sava.errors import CallerError, SavaError
 from sava.pipeline.cluster import ClusterClient, PartitionExtent
-from sava.pipeline.errors import CREATED_ANEW, DELETED, TOPIC_GONE, DataLost, SourceRefused
+from sava.pipeline.errors import CREATED_AGAIN, DELETED, TOPIC_GONE, DataLost, SourceRefused
 from sava.pipeline.options import (
     Positions,
     SourceOptions,
@@ -270,7 +270,7 @@ class Query:
             return begin
         if not (self._is_believed(part) if self._target is None else self._has_shrunk(part, begin)):
             return end
-        return self._lost(part, begin, end, self._extents[part].start, CREATED_ANEW)
+        return self._lost(part, begin, end, self._extents[part].start, CREATED_AGAIN)
 
     def _watch(self, start: Mapping[TopicPartition, int]) -> None:
         """Wait until there are messages beyond ``start``, or the timeout is over."""
@@ -344,7 +344,7 @@ class Query:
             if first > stop and start == self._beginning:
                 continue  # the first batch again: it ends at the start of the stream
             if first > stop:
-                first = self._lost(part, first, stop, extent.start, CREATED_ANEW)
+                first = self._lost(part, first, stop, extent.start, CREATED_AGAIN)
             elif first < extent.start:
                 first = self._lost(part, first, min(extent.start, stop), extent.start, DELETED)
             if first < stop:

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from functools import lru_cache
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -63,20 +63,8 @@ class Rows(NamedTuple):
         return Rows(start, end, {name: array.slice(skip, count) for name, array in self.columns.items()})
 
 
-class SegmentSource(Protocol):
-    """Access to the bytes of one segment: a mapped file or a stored object."""
-
-    def footer(self) -> bytes: ...
-
-    def files(
-        self, footer: Footer, groups: Sequence[RowGroup], columns: Sequence[str]
-    ) -> Iterator[tuple[Any, Any]]:
-        """Parquet files, each with the row groups that can be read from it; together all groups, in order."""
-        ...
-
-
 def read_segment(
-    source: SegmentSource,
+    source: MappedFile | StoredObject,
     segment: Segment,
     start: int,
     end: int,
@@ -101,7 +89,7 @@ def _overlaps(footer: Footer, group: RowGroup, times: Bounds) -> bool:
     return bool(group.max_publish_time >= times.start and published.min_raw < times.end)
 
 
-def open_source(store_url: str, segment: Segment) -> SegmentSource:
+def open_source(store_url: str, segment: Segment) -> MappedFile | StoredObject:
     """Raises ObjectMissing, SegmentCorrupt."""
     if not 0 < segment.footer_size <= segment.size:
         raise SegmentCorrupt(f"{segment.key}: a footer of {segment.footer_size} bytes in {segment.size}")
@@ -131,6 +119,7 @@ class MappedFile:
     def files(
         self, footer: Footer, groups: Sequence[RowGroup], columns: Sequence[str]
     ) -> Iterator[tuple[Any, Any]]:
+        """Parquet files, each with the row groups that can be read from it; together all groups, in order."""
         yield _parquet(self._file, footer), groups
 
 
@@ -151,6 +140,7 @@ class StoredObject:
     def files(
         self, footer: Footer, groups: Sequence[RowGroup], columns: Sequence[str]
     ) -> Iterator[tuple[Any, Any]]:
+        """As those of a mapped file."""
         windows = _windows(footer, groups, columns)
         ahead: deque[tuple[_Window, Future[list[bytes]] | None]] = deque()
         try:

@@ -39,7 +39,7 @@ def chain(world: World) -> Iterator[Chain]:
 
 
 def opened(chain: Chain) -> pb.SourceOpened:
-    return chain.open(until=soon(), life_until=soon(20))
+    return chain.open(until=soon(), end_by=soon(20))
 
 
 def test_stretches_are_counted_when_they_are_answered(world: World, chain: Chain) -> None:
@@ -147,7 +147,7 @@ def test_a_target_that_is_silent_is_not_waited_for(world: World, chain: Chain) -
     world.replica.silent_openings.add(TOPIC)
     own = OwnTime()
     with pytest.raises(Unavailable, match="has not opened within"):
-        chain.open(until=soon(0.3), life_until=soon())
+        chain.open(until=soon(0.3), end_by=soon())
     assert own.seconds < 3
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sava.client.errors import Refused, Unavailable
-from sava.pipeline.runner.control import JobStatus, ListedPipeline, Peer, RunnerLease
+from sava.pipeline.runner.control import AdminRunnerControl, JobStatus, ListedPipeline, Peer, RunnerLease
 from sava.pipeline.runner.kinds import JobProgress, PipelineJob, PipelineKind, SettingsInvalid
 from sava.pipeline.runner.runner import PipelineRunner
 from sava.proto import pipelines_pb2 as pb
@@ -128,7 +128,7 @@ class Cluster:
 
 
 @dataclass
-class FakeControl:
+class FakeControl(AdminRunnerControl):
     cluster: Cluster
     runner: str
     only: frozenset[str] = frozenset()
