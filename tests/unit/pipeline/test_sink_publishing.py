@@ -18,7 +18,7 @@ def batch_of(number: int) -> RecordBatch:
     return RecordBatch.encode([b"%d" % number], publish_time=1)
 
 
-class Brokers:
+class FakePublisher:
     def __init__(self) -> None:
         self.published: dict[str, list[bytes]] = defaultdict(list)
         self.gate = threading.Event()
@@ -40,7 +40,7 @@ def threads_of_the_sink() -> list[threading.Thread]:
 
 
 def test_partitions_are_published_side_by_side_and_in_order() -> None:
-    brokers = Brokers()
+    brokers = FakePublisher()
     with TaskPublisher(brokers.publish) as publisher:
         for number in range(100):
             publisher.add(f"/default/t{number % 3}", batch_of(number), 1)
@@ -52,7 +52,7 @@ def test_partitions_are_published_side_by_side_and_in_order() -> None:
 
 
 def test_a_refusal_reaches_the_task_while_it_adds() -> None:
-    brokers = Brokers()
+    brokers = FakePublisher()
     with TaskPublisher(brokers.publish) as publisher:
         publisher.add("/default/full", batch_of(0), 1)
         for thread in threads_of_the_sink():
@@ -62,7 +62,7 @@ def test_a_refusal_reaches_the_task_while_it_adds() -> None:
 
 
 def test_a_refusal_reaches_the_task_at_its_end() -> None:
-    brokers = Brokers()
+    brokers = FakePublisher()
     with TaskPublisher(brokers.publish) as publisher:
         publisher.add("/default/full", batch_of(0), 1)
         with pytest.raises(Refused, match="the topic is full"):
@@ -70,7 +70,7 @@ def test_a_refusal_reaches_the_task_at_its_end() -> None:
 
 
 def test_a_task_that_fails_leaves_no_thread_behind() -> None:
-    brokers = Brokers()
+    brokers = FakePublisher()
     with TaskPublisher(brokers.publish) as publisher:
         publisher.add("/default/t", batch_of(0), 1)  # and nobody asks it to finish
     for thread in threads_of_the_sink():
@@ -79,7 +79,7 @@ def test_a_task_that_fails_leaves_no_thread_behind() -> None:
 
 
 def test_a_partition_that_is_behind_holds_the_task_back() -> None:
-    brokers = Brokers()
+    brokers = FakePublisher()
     brokers.gate.clear()
     added = 0
     is_held = threading.Event()

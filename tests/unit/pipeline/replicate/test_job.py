@@ -23,7 +23,7 @@ from tests.unit.pipeline.replicate.test_topics import TOPIC
 NAMES = (f"{TOPIC}-part-0", f"{TOPIC}-part-1")
 
 
-class Cluster:
+class FakeSource:
     """The one that sends: ends of partitions, and what is written down of the link."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Cluster:
 
 
 class Control:
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: FakeSource) -> None:
         self._cluster = cluster
         self.link, self.report, self.close = cluster.control_link, cluster.report, cluster.close
 
@@ -237,7 +237,7 @@ class Engine:
 
 class World:
     def __init__(self) -> None:
-        self.cluster, self.remote, self.engine = Cluster(), Remote(), Engine()
+        self.cluster, self.remote, self.engine = FakeSource(), Remote(), Engine()
         self.jobs: list[LinkJob] = []
 
     def start(self) -> LinkJob:
