@@ -36,7 +36,7 @@ from tests.support.waiting import HURRIES, PATIENCE_S
 NAME = InspectedTopic(TOPIC.namespace, TOPIC.name)
 
 
-class Node:
+class MetadataNode:
     """A metadata node that can stop and come back."""
 
     def __init__(self, directory: Path) -> None:
@@ -83,7 +83,7 @@ class World:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.nodes = [Node(path / f"node-{number}") for number in range(3)]
+        self.nodes = [MetadataNode(path / f"node-{number}") for number in range(3)]
         self.objects = ObjectStore.open((path / "objects").as_uri())
 
     async def start(self) -> None:
@@ -91,7 +91,7 @@ class World:
             await node.start()
         await ClusterOperations(self.nodes[0].broker.node).init([node.address for node in self.nodes])
 
-    async def leader(self) -> Node:
+    async def leader(self) -> MetadataNode:
         """After a linearizable read, which passes when there is one."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
@@ -101,7 +101,7 @@ class World:
                         return node
                 await self.nodes[0].store.get("/")
 
-    async def followers(self) -> list[Node]:
+    async def followers(self) -> list[MetadataNode]:
         leader = await self.leader()
         return [node for node in self.nodes if node is not leader]
 

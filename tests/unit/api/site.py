@@ -77,7 +77,7 @@ class Barrier:
 
 
 @dataclass
-class Node:
+class FakeNode:
     core_status: Core | None = field(default_factory=Core)
     barrier: Barrier = field(default_factory=Barrier)
 
@@ -197,7 +197,7 @@ class BrokerAt:
     view: ClusterView
     life: Life
     director: Director
-    node: Node
+    node: FakeNode
     forwarder: Forwarder
     agent: Agent
 
@@ -266,7 +266,7 @@ class Site:
         stack.push_async_callback(peers.close)
         forwarder = Forwarder(router, peers, lambda: LEADER, broker=broker)
         director = Director(broker, world, view)
-        node = Node(Core(node=broker))
+        node = FakeNode(Core(node=broker))
         server = aio.server()
         self._add_services(server, forwarder, topics, view, router, director, node)
         port = server.add_insecure_port("127.0.0.1:0")
@@ -287,7 +287,7 @@ class Site:
         view: ClusterView,
         router: TopicRouter,
         director: Director,
-        node: Node,
+        node: FakeNode,
     ) -> None:
         store, controller = self.world.metadata, cast(Controller, director)
         parts = Partitions(topics, store, view, PartitionCalls(router, forwarder))

@@ -36,7 +36,7 @@ from tests.support.waiting import FAR_S, HURRIES, PATIENCE_S
 from tests.unit.api.site import (
     BrokerAt,
     Director,
-    Node,
+    FakeNode,
     Site,
 )
 
@@ -67,7 +67,7 @@ class ClientSite(Site):
         view: ClusterView,
         router: TopicRouter,
         director: Director,
-        node: Node,
+        node: FakeNode,
     ) -> None:
         super()._add_services(server, forwarder, topics, view, router, director, node)
         store = self.world.metadata

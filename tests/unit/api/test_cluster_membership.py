@@ -19,7 +19,7 @@ from sava.raft.types import MembershipRefused, NodeId
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from tests.support.waiting import PATIENCE_S
-from tests.unit.api.site import Core, Node, members
+from tests.unit.api.site import Core, FakeNode, members
 from tests.unit.cluster.fakes import ORDERS, FaultyStore, Life, new_store, register, step
 
 THREE = NodeId(3)
@@ -75,7 +75,7 @@ class ReadyCore(Core):
 
 
 async def test_a_broker_is_ready_when_the_others_know_of_it(store: FaultyStore, view: ClusterView) -> None:
-    node: Any = Node(ReadyCore(membership=members(1)))
+    node: Any = FakeNode(ReadyCore(membership=members(1)))
     life, supervisor = Life(incarnation=0), Supervisor()
     registrar = cast(Registrar, life)
     assert not readiness(cast(RaftNode, node), ClusterView(store), registrar, supervisor)[0]
@@ -93,7 +93,7 @@ async def test_a_broker_is_ready_when_the_others_know_of_it(store: FaultyStore, 
 
 
 async def test_a_broker_that_ends_is_not_ready_and_says_why(view: ClusterView) -> None:
-    node: Any = Node(ReadyCore(membership=members(1)))
+    node: Any = FakeNode(ReadyCore(membership=members(1)))
     supervisor = Supervisor()
     supervisor.end("the task 'agent' died: KeyError: 7")
     supervisor.end("what came of it")

@@ -101,7 +101,7 @@ def test_what_follows_from_a_record(entry: TopicEntry, epoch: int, job: Job | No
 # -- one broker --------------------------------------------------------------------------------
 
 
-class Broker:
+class AgentAlone:
     """An agent with fake topics on a store that it may share."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Broker:
         topics = cast(ServedTopics, self.topics)
         self.agent = Agent(self.view, store, topics, broker=broker, registrar=registrar)
 
-    async def __aenter__(self) -> Broker:
+    async def __aenter__(self) -> AgentAlone:
         self.view.start(Supervisor())
         self.agent.start(Supervisor())
         await until(lambda: self.view.is_ready)
@@ -154,7 +154,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_what_is_assigned_is_taken_up_once(store: FaultyStore) -> None:
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         await broker.idle()
@@ -165,19 +165,19 @@ async def test_what_is_assigned_is_taken_up_once(store: FaultyStore) -> None:
 
 async def test_what_was_its_own_before_it_started_is_taken_up(store: FaultyStore) -> None:
     await write(store, ORDERS, Ownership(epoch=4, owner=ME, incarnation=LIFE - 1))
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await broker.serves()
 
 
 async def test_an_orphan_of_its_own_is_taken_up_again(store: FaultyStore) -> None:
     await write(store, ORDERS, Ownership(state=S.ORPHAN, epoch=4, owner=ME, incarnation=LIFE - 1))
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await broker.serves()
         assert held(store).record.epoch == 5
 
 
 async def test_nothing_is_done_while_it_is_not_registered(store: FaultyStore) -> None:
-    async with Broker(store, incarnation=0) as broker:
+    async with AgentAlone(store, incarnation=0) as broker:
         await step(store, "assign", owner=ME)
         await broker.view.wait(lambda: broker.view.held(ORDERS).record.owner == ME, timeout=PATIENCE_S)
         await asyncio.sleep(0.01)
@@ -191,7 +191,7 @@ async def test_after_a_lost_registration_topics_are_taken_up_under_the_new_one(s
     """What dropping has missed is found by its incarnation, and dropped then."""
     missed = TopicName("default", "missed")
     await Registry(store).create(missed, reliable=True)
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         for name in (ORDERS, missed):
             await step(store, "assign", name, owner=ME)
             await broker.serves(name)
@@ -207,7 +207,7 @@ async def test_after_a_lost_registration_topics_are_taken_up_under_the_new_one(s
 
 async def test_what_another_has_by_now_is_dropped(store: FaultyStore) -> None:
     await write(store, ORDERS, Ownership(epoch=9, owner=OTHER))
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         broker.topics.topics[ORDERS] = FakeTopic(epoch=4)
         broker.life.begin(LIFE)
         await until(lambda: ORDERS not in broker.topics.loaded)
@@ -215,7 +215,7 @@ async def test_what_another_has_by_now_is_dropped(store: FaultyStore) -> None:
 
 
 async def test_a_topic_that_does_not_exist_any_more_is_dropped(store: FaultyStore) -> None:
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         await store.delete_prefix(specs.topic_prefix(ORDERS))
@@ -223,7 +223,7 @@ async def test_a_topic_that_does_not_exist_any_more_is_dropped(store: FaultyStor
 
 
 async def test_a_topic_that_stopped_by_itself_is_taken_up_again_at_the_next_pass(store: FaultyStore) -> None:
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         await broker.idle()
@@ -235,7 +235,7 @@ async def test_a_topic_that_stopped_by_itself_is_taken_up_again_at_the_next_pass
 
 async def test_a_view_behind_does_not_drop_what_was_just_taken_up(store: FaultyStore) -> None:
     """The view shows another broker as the owner; the record, read anew, names this one."""
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         await broker.idle()
@@ -250,7 +250,7 @@ async def test_a_view_behind_does_not_drop_what_was_just_taken_up(store: FaultyS
 
 
 async def test_a_failed_start_is_tried_again(store: FaultyStore) -> None:
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         broker.topics.before["get"] = failing(HostError("disk"), 3)
         await step(store, "assign", owner=ME)
         await broker.serves()
@@ -261,7 +261,7 @@ async def test_a_failed_start_is_tried_again(store: FaultyStore) -> None:
 async def test_after_five_failures_another_broker_may_try(store: FaultyStore) -> None:
     """The failures of those who tried before are counted on, although taking up erases them."""
     await write(store, ORDERS, Ownership(epoch=1, owner=ME, failures=2))
-    broker = Broker(store)
+    broker = AgentAlone(store)
     broker.topics.before["get"] = failing(HostError("the disk\nis full"), 100)
     async with broker:
         await until(lambda: held(store).record.state is S.SEALED)
@@ -281,7 +281,7 @@ async def claimed(store: FaultyStore) -> Catalog:
 
 async def test_a_topic_at_rest_is_given_back_too(store: FaultyStore) -> None:
     await (await claimed(store)).mark_clean(epoch=1)
-    broker = Broker(store)
+    broker = AgentAlone(store)
     broker.topics.before["get"] = failing(HostError("disk"), 100)
     async with broker:
         await step(store, "assign", owner=ME)
@@ -290,7 +290,7 @@ async def test_a_topic_at_rest_is_given_back_too(store: FaultyStore) -> None:
 
 async def test_a_topic_whose_end_only_this_broker_may_know_is_not_given_back(store: FaultyStore) -> None:
     await (await claimed(store)).mark_dirty(epoch=1)
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         broker.topics.before["get"] = failing(HostError("disk"), 12)
         await step(store, "assign", owner=ME)
         await broker.serves()
@@ -302,7 +302,7 @@ async def test_something_else_to_do_ends_the_pause_after_a_failure(
 ) -> None:
     monkeypatch.setattr(agent_module, "FIRST_RETRY_S", 60.0)
     monkeypatch.setattr(agent_module, "LONGEST_RETRY_S", 60.0)
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         broker.topics.before["get"] = failing(HostError("disk"), 1)
         await step(store, "assign", owner=ME)
         await until(lambda: any(case.failed for case in broker.agent._cases.values()))
@@ -314,7 +314,7 @@ async def test_something_else_to_do_ends_the_pause_after_a_failure(
 async def test_a_record_that_cannot_be_read_is_left_alone(
     store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         await broker.idle()
@@ -339,7 +339,7 @@ async def test_many_are_taken_up_a_few_at_a_time() -> None:
 
     for name in names:
         await step(store, "assign", name, owner=ME)
-    broker = Broker(store)
+    broker = AgentAlone(store)
     broker.topics.before["get"] = busy
     async with broker:
         await until(lambda: len(broker.topics.loaded) == 100)
@@ -351,7 +351,7 @@ async def test_many_are_taken_up_a_few_at_a_time() -> None:
 
 
 async def test_a_move_is_handed_over_and_sealed(store: FaultyStore) -> None:
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         await step(store, "move", target=OTHER, timeout_ms=5000)
@@ -363,7 +363,7 @@ async def test_a_move_is_handed_over_and_sealed(store: FaultyStore) -> None:
 
 
 async def test_a_move_that_fails_is_taken_back_with_the_reason(store: FaultyStore) -> None:
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         broker.topics.before["hand_over"] = failing(NotHandedOver("the object store\nis down"), 1)
@@ -378,7 +378,7 @@ async def test_a_hand_over_that_does_not_return_is_taken_back(
     store: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_module, "HAND_OVER_GRACE_S", 0.02)
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         broker.topics.before["hand_over"] = never
@@ -391,7 +391,7 @@ async def test_a_hand_over_that_does_not_return_is_taken_back(
 async def test_hand_overs_that_hang_do_not_hold_up_what_is_to_be_taken_up() -> None:
     names = [TopicName("default", f"t{index}") for index in range(21)]
     store = await new_store(*names)
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         for name in names[:20]:
             await step(store, "assign", name, owner=ME)
             await broker.serves(name)
@@ -407,7 +407,7 @@ async def test_hand_overs_that_hang_do_not_hold_up_what_is_to_be_taken_up() -> N
 async def test_the_time_of_a_move_counts_while_it_waits_for_its_turn() -> None:
     names = [TopicName("default", f"t{index}") for index in range(17)]
     store = await new_store(*names)
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         for name in names:
             await step(store, "assign", name, owner=ME)
             await broker.serves(name)
@@ -434,7 +434,7 @@ async def test_a_seal_whose_outcome_is_unknown_is_decided_by_the_record(
     store: FaultyStore, took_effect: bool
 ) -> None:
     """The topic was handed over once, and is not handed over again: what it ends with is known."""
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         await broker.idle()
@@ -452,7 +452,7 @@ async def test_a_seal_whose_outcome_is_unknown_is_decided_by_the_record(
 async def test_a_move_that_the_controller_took_back_before_the_seal_was_written(store: FaultyStore) -> None:
     """Handed over → the controller rolls back, its patience being over → the seal comes too late and is
     refused → the topic is taken up under the next epoch."""
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         await broker.idle()
@@ -472,7 +472,7 @@ async def test_a_move_that_the_controller_took_back_before_the_seal_was_written(
 async def test_a_broker_that_died_between_handing_over_and_sealing_serves_again(store: FaultyStore) -> None:
     """Moving under epoch 2 → handed over → the process dies before it could write → back with another
     incarnation: the move is taken back (epoch 3), and the topic taken up (epoch 4)."""
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         await step(store, "move", target=OTHER, timeout_ms=5000)
@@ -480,7 +480,7 @@ async def test_a_broker_that_died_between_handing_over_and_sealing_serves_again(
         await until(lambda: broker.topics.count("hand_over") == 1)
     assert held(store).record.state is S.MOVING
     store.before.clear()
-    async with Broker(store, incarnation=LIFE + 1) as broker:
+    async with AgentAlone(store, incarnation=LIFE + 1) as broker:
         await broker.serves()
         record = held(store).record
         assert (record.epoch, record.incarnation) == (4, LIFE + 1)
@@ -490,7 +490,7 @@ async def test_a_broker_that_died_between_handing_over_and_sealing_serves_again(
 
 async def test_a_topic_that_is_deleted_while_it_moves_is_let_go(store: FaultyStore) -> None:
     """Moving → being handed over → deleted → the seal is refused, and nothing is taken up again."""
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
 
@@ -510,7 +510,7 @@ async def test_a_topic_goes_to_another_broker_and_back_a_hundred_times(store: Fa
     """Two agents, and a controller that assigns what is sealed and moves what is served. Its end grows with
     each hand-over; the epoch with each beginning; and never do two brokers serve one epoch."""
     ends: dict[TopicName, int] = {}
-    async with Broker(store, 1, 11, ends) as one, Broker(store, 2, 22, ends) as two:
+    async with AgentAlone(store, 1, 11, ends) as one, AgentAlone(store, 2, 22, ends) as two:
         both = {1: one, 2: two}
         await step(store, "assign", owner=1)
         for turn in range(100):
@@ -533,7 +533,7 @@ async def test_a_topic_goes_to_another_broker_and_back_a_hundred_times(store: Fa
 async def test_an_agent_goes_on_after_its_view_fell_behind() -> None:
     """The events of a move are lost in a gap: the records say enough."""
     store = await new_store(ORDERS, hub_limits=HubLimits(queue_batches=4, history_revisions=4))
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await step(store, "assign", owner=ME)
         await broker.serves()
         await broker.idle()
@@ -554,7 +554,7 @@ async def test_an_agent_goes_on_after_its_view_fell_behind() -> None:
 async def test_released_waits_until_owners_let_go_or_are_gone(store: FaultyStore) -> None:
     gone, nobodys = TopicName("default", "gone"), TopicName("default", "nobodys")
     await register(store, OTHER)
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         await write(store, ORDERS, Ownership(state=S.DELETING, epoch=3, owner=OTHER))
         await write(store, gone, Ownership(state=S.DELETING, epoch=3, owner=9))
         waiting = asyncio.create_task(broker.agent.released([ORDERS, gone, nobodys]))
@@ -576,7 +576,7 @@ async def test_released_names_who_still_has_what(store: FaultyStore, monkeypatch
     monkeypatch.setattr(agent_module, "RELEASE_S", 0.02)
     await register(store, OTHER)
     await write(store, ORDERS, Ownership(state=S.DELETING, epoch=3, owner=OTHER))
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         with pytest.raises(Unavailable, match="/default/orders by broker 2"):
             await broker.agent.released([ORDERS])
 
@@ -584,7 +584,7 @@ async def test_released_names_who_still_has_what(store: FaultyStore, monkeypatch
 async def test_what_nobody_foresaw_is_told_and_tried_again(
     store: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Broker(store) as broker:
+    async with AgentAlone(store) as broker:
         broker.topics.before["get"] = failing(ZeroDivisionError(), 1)
         await step(store, "assign", owner=ME)
         await until(lambda: "ZeroDivisionError" in caplog.text)

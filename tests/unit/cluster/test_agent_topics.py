@@ -23,7 +23,7 @@ S = OwnershipState
 
 
 @dataclass
-class Broker:
+class ServingBroker:
     topics: ServedTopics
     registrar: Registrar
     agent: Agent
@@ -34,7 +34,7 @@ class Broker:
 
 
 @asynccontextmanager
-async def broker_of(world: World, broker: int) -> AsyncIterator[Broker]:
+async def broker_of(world: World, broker: int) -> AsyncIterator[ServingBroker]:
     topics: ServedTopics
     agent: Agent
 
@@ -61,7 +61,7 @@ async def broker_of(world: World, broker: int) -> AsyncIterator[Broker]:
         agent.start(Supervisor())
         try:
             await until(lambda: registrar.is_registered)
-            yield Broker(topics, registrar, agent)
+            yield ServingBroker(topics, registrar, agent)
         finally:
             await agent.close()
             await registrar.close()

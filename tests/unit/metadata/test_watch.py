@@ -13,7 +13,7 @@ from sava.metadata.watch import HubLimits, Watch, WatchBatch, Watcher, WatchHub
 from tests.unit.metadata.steps import Steps
 
 
-class Node(Steps):
+class WatchedMachine(Steps):
     """A state machine whose events go to a hub."""
 
     def __init__(self, **limits: int) -> None:
@@ -40,7 +40,7 @@ def seen(watcher: Watcher) -> list[tuple[int, list[str]]]:
 def test_s69_two_watchers_of_one_prefix_both_get_everything() -> None:
     """Danger: a registry by prefix, where the second watcher replaces the first, whose stream ends in
     silence."""
-    node = Node()
+    node = WatchedMachine()
     one, two = node.hub.watch("/a/"), node.hub.watch("/a/")
     node.write("/a/1")
     node.write("/a/2")
@@ -53,7 +53,7 @@ def test_s69_two_watchers_of_one_prefix_both_get_everything() -> None:
 
 def test_s69_a_slow_watcher_gets_a_gap_and_the_others_notice_nothing() -> None:
     """Danger: one queue for all; a burst makes everyone lag, and the error is only a line in a log."""
-    node = Node(queue_batches=3)
+    node = WatchedMachine(queue_batches=3)
     slow, fast = node.hub.watch("/a/"), node.hub.watch("/a/")
     for i in range(4):
         node.write(f"/a/{i}")
@@ -68,7 +68,7 @@ def test_s69_a_slow_watcher_gets_a_gap_and_the_others_notice_nothing() -> None:
 
 
 def test_the_queue_is_bounded_by_bytes_and_one_large_batch_still_passes() -> None:
-    node = Node(queue_bytes=500)
+    node = WatchedMachine(queue_bytes=500)
     watcher = node.hub.watch("/")
     node.write(*(f"/k{i}" for i in range(20)))
     assert len(drain(watcher)) == 1
@@ -81,7 +81,7 @@ def test_the_queue_is_bounded_by_bytes_and_one_large_batch_still_passes() -> Non
 
 def test_a_watch_ends_at_the_segment_and_a_whole_key_is_one_key() -> None:
     """Danger: watching the keys of broker 1 shows those of broker 12."""
-    node = Node()
+    node = WatchedMachine()
     prefix, key, root = node.hub.watch("/b/1/"), node.hub.watch("/b/1"), node.hub.watch("/")
     node.write("/b/1", "/b/1/x", "/b/12", "/b/12/x")
     assert seen(prefix) == [(1, ["/b/1/x"])]
@@ -97,7 +97,7 @@ def test_an_impossible_prefix_is_refused(prefix: str) -> None:
 
 def test_events_of_one_transaction_are_never_split() -> None:
     """Danger: a watcher acts between the two halves of a move."""
-    node = Node(queue_batches=1)
+    node = WatchedMachine(queue_batches=1)
     watcher = node.hub.watch("/t/")
     node.write(*(f"/t/{i:03}" for i in range(200)))
     (batch,) = drain(watcher)
@@ -106,7 +106,7 @@ def test_events_of_one_transaction_are_never_split() -> None:
 
 def test_a_watch_begins_in_the_past_where_a_range_was_read() -> None:
     """Danger: what is written between reading and watching is lost."""
-    node = Node()
+    node = WatchedMachine()
     node.write("/a/1")
     read_at = node.machine.revision
     node.write("/a/2")
@@ -118,7 +118,7 @@ def test_a_watch_begins_in_the_past_where_a_range_was_read() -> None:
 
 
 def test_from_now_shows_nothing_of_the_past() -> None:
-    node = Node()
+    node = WatchedMachine()
     node.write("/a")
     watcher = node.hub.watch("/")
     assert watcher.from_revision == 2
@@ -127,7 +127,7 @@ def test_from_now_shows_nothing_of_the_past() -> None:
 
 
 def test_a_revision_of_the_future_waits_for_it() -> None:
-    node = Node()
+    node = WatchedMachine()
     watcher = node.hub.watch("/", 3)
     for key in "abcd":
         node.write(f"/{key}")
@@ -135,7 +135,7 @@ def test_a_revision_of_the_future_waits_for_it() -> None:
 
 
 def test_below_the_floor_the_watch_is_refused_at_once() -> None:
-    node = Node(history_revisions=3)
+    node = WatchedMachine(history_revisions=3)
     for i in range(5):
         node.write(f"/{i}")
     assert node.hub.floor == 3
@@ -146,7 +146,7 @@ def test_below_the_floor_the_watch_is_refused_at_once() -> None:
 
 
 def test_the_history_is_bounded_by_bytes() -> None:
-    node = Node(history_bytes=1_000)
+    node = WatchedMachine(history_bytes=1_000)
     for i in range(10):
         node.write(f"/{i}")
     assert node.hub.floor > 5
@@ -155,7 +155,7 @@ def test_the_history_is_bounded_by_bytes() -> None:
 
 
 def test_replaying_a_long_history_does_not_overflow_the_queue() -> None:
-    node = Node(queue_batches=2)
+    node = WatchedMachine(queue_batches=2)
     for i in range(50):
         node.write(f"/{i}")
     watcher = node.hub.watch("/", 1)
@@ -166,7 +166,7 @@ def test_replaying_a_long_history_does_not_overflow_the_queue() -> None:
 def test_s68_after_a_snapshot_install_a_watcher_is_contiguous_or_told() -> None:
     """Story: a follower was away and gets a snapshot at revision 9. Its watchers saw everything to 2; 3..9
     never passed here."""
-    node = Node()
+    node = WatchedMachine()
     behind, future = node.hub.watch("/a/"), node.hub.watch("/a/", 10)
     node.write("/a/1")
     node.write("/a/2")
@@ -181,7 +181,7 @@ def test_s68_after_a_snapshot_install_a_watcher_is_contiguous_or_told() -> None:
 
 
 def test_s68_a_snapshot_at_the_revision_already_published_loses_nothing() -> None:
-    node = Node()
+    node = WatchedMachine()
     watcher = node.hub.watch("/a/")
     node.write("/a/1")
     node.hub.reset(1)
@@ -192,7 +192,7 @@ def test_s68_a_snapshot_at_the_revision_already_published_loses_nothing() -> Non
 
 
 def test_s68_a_store_that_went_back_ends_every_watch() -> None:
-    node = Node()
+    node = WatchedMachine()
     node.write("/a")
     node.write("/b")
     future = node.hub.watch("/", 10)
@@ -202,7 +202,7 @@ def test_s68_a_store_that_went_back_ends_every_watch() -> None:
 
 
 def test_revisions_must_grow() -> None:
-    node = Node()
+    node = WatchedMachine()
     node.write("/a")
     with pytest.raises(ValueError, match="published after"):
         node.hub.publish((Event(1, "/a", None, None),))
@@ -210,7 +210,7 @@ def test_revisions_must_grow() -> None:
 
 
 def test_a_watcher_may_close_itself_while_it_is_told() -> None:
-    node = Node()
+    node = WatchedMachine()
     watchers = [node.hub.watch("/a/") for _ in range(3)]
     watchers[0].on_ready = watchers[1].close
     node.write("/a/1")
@@ -223,7 +223,7 @@ def test_a_watcher_may_close_itself_while_it_is_told() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_i22_random_watchers_see_growing_revisions_or_a_gap_error(seed: int) -> None:
     rng = Random(seed)
-    node = Node(queue_batches=6, history_revisions=25)
+    node = WatchedMachine(queue_batches=6, history_revisions=25)
     prefixes = ("/", "/a/", "/a/b/", "/a/b", "/c/")
     expected: dict[int, list[WatchBatch]] = {}
     got: dict[int, list[WatchBatch]] = {}
@@ -261,7 +261,7 @@ def _covers(prefix: str, key: str) -> bool:
 
 
 async def test_the_asyncio_face_waits_and_ends() -> None:
-    node = Node()
+    node = WatchedMachine()
     watch = Watch(node.hub.watch("/a/"))
     waiting = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0)
@@ -274,7 +274,7 @@ async def test_the_asyncio_face_waits_and_ends() -> None:
 
 
 async def test_closing_wakes_whoever_waits() -> None:
-    node = Node()
+    node = WatchedMachine()
     watch = Watch(node.hub.watch("/a/"))
     waiting = asyncio.ensure_future(anext(watch, None))
     await asyncio.sleep(0)
@@ -284,7 +284,7 @@ async def test_closing_wakes_whoever_waits() -> None:
 
 
 async def test_a_gap_reaches_the_one_who_waits() -> None:
-    node = Node()
+    node = WatchedMachine()
     watch = Watch(node.hub.watch("/a/"))
     waiting = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0)
@@ -294,7 +294,7 @@ async def test_a_gap_reaches_the_one_who_waits() -> None:
 
 
 async def test_a_cancelled_wait_loses_nothing() -> None:
-    node = Node()
+    node = WatchedMachine()
     watch = Watch(node.hub.watch("/a/"))
     waiting = asyncio.ensure_future(anext(watch))
     await asyncio.sleep(0)

@@ -24,7 +24,7 @@ from tests.support.waiting import PATIENCE_S
 from tests.unit.peers.test_raft_port import (
     TWO,
     ClosedHandle,
-    Node,
+    FakeInbound,
     StallsAtFirst,
     late,
 )
@@ -52,7 +52,7 @@ class Disk:
 @pytest.fixture
 async def listener() -> AsyncIterator[RaftListener]:
     (port,) = free_ports(1)
-    listener = RaftListener(Node(TWO, f"127.0.0.1:{port}"), f"127.0.0.1:{port}", Auth())
+    listener = RaftListener(FakeInbound(TWO, f"127.0.0.1:{port}"), f"127.0.0.1:{port}", Auth())
     await listener.start()
     yield listener
     await listener.stop()

@@ -45,7 +45,7 @@ from tests.support.waiting import PATIENCE_S
 ONE, TWO = NodeId(1), NodeId(2)
 
 
-class Node:
+class FakeInbound:
     """An ``Inbound`` that remembers."""
 
     def __init__(self, node: NodeId, address: str, cluster: str = "c") -> None:
@@ -94,12 +94,12 @@ def append(index: int, size: int = 10) -> Append:
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[tuple[TcpTransport, Node, Node]]:
+async def pair() -> AsyncIterator[tuple[TcpTransport, FakeInbound, FakeInbound]]:
     (port,) = free_ports(1)
-    target = Node(TWO, f"127.0.0.1:{port}")
+    target = FakeInbound(TWO, f"127.0.0.1:{port}")
     server = RaftListener(target, target.address, Auth())
     await server.start()
-    sender = Node(ONE, "127.0.0.1:1")
+    sender = FakeInbound(ONE, "127.0.0.1:1")
     transport = TcpTransport(Auth())
     transport.attach(sender)
     yield transport, sender, target
@@ -107,7 +107,9 @@ async def pair() -> AsyncIterator[tuple[TcpTransport, Node, Node]]:
     await server.stop()
 
 
-async def test_frames_of_one_stream_arrive_in_order(pair: tuple[TcpTransport, Node, Node]) -> None:
+async def test_frames_of_one_stream_arrive_in_order(
+    pair: tuple[TcpTransport, FakeInbound, FakeInbound],
+) -> None:
     transport, _, target = pair
     messages = [append(index) for index in range(1, 301)]
     for message in messages[:100]:
@@ -117,7 +119,7 @@ async def test_frames_of_one_stream_arrive_in_order(pair: tuple[TcpTransport, No
     assert transport.dropped() == {}
 
 
-async def test_identify_and_bootstrap(pair: tuple[TcpTransport, Node, Node]) -> None:
+async def test_identify_and_bootstrap(pair: tuple[TcpTransport, FakeInbound, FakeInbound]) -> None:
     transport, _, target = pair
     info = await transport.identify(target.address, timeout=PATIENCE_S)
     assert info == target.info()
@@ -128,7 +130,9 @@ async def test_identify_and_bootstrap(pair: tuple[TcpTransport, Node, Node]) -> 
         await transport.identify("127.0.0.1:1", timeout=2.0)
 
 
-async def test_a_stream_of_another_cluster_is_refused(pair: tuple[TcpTransport, Node, Node]) -> None:
+async def test_a_stream_of_another_cluster_is_refused(
+    pair: tuple[TcpTransport, FakeInbound, FakeInbound],
+) -> None:
     transport, sender, target = pair
     sender.cluster = "foreign"
     transport.send(target.address, [envelope(append(1))])
@@ -163,7 +167,9 @@ def test_refused_means_that_no_process_listens_under_any_address(error: Exceptio
     assert is_refused(error) is expected
 
 
-async def test_a_connection_that_breaks_is_not_a_refusal(pair: tuple[TcpTransport, Node, Node]) -> None:
+async def test_a_connection_that_breaks_is_not_a_refusal(
+    pair: tuple[TcpTransport, FakeInbound, FakeInbound],
+) -> None:
     transport, sender, target = pair
     sender.cluster = "foreign"
     transport.send(target.address, [envelope(append(1))])
@@ -175,7 +181,7 @@ async def test_a_connection_that_breaks_is_not_a_refusal(pair: tuple[TcpTranspor
 
 
 async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
-    pair: tuple[TcpTransport, Node, Node],
+    pair: tuple[TcpTransport, FakeInbound, FakeInbound],
 ) -> None:
     transport, sender, _ = pair
     (port,) = free_ports(1)
@@ -186,7 +192,7 @@ async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
     assert sender.refusals == [True], "no process listens there"
     assert transport.dropped()["unreachable"] >= 1
 
-    late = Node(TWO, address)
+    late = FakeInbound(TWO, address)
     server = RaftListener(late, address, Auth())
     await server.start()
     async with asyncio.timeout(PATIENCE_S):
@@ -273,7 +279,7 @@ async def test_an_address_that_cannot_be_one_is_not_tried_without_a_pause() -> N
 
 async def test_a_stranger_on_the_raft_port_is_dropped_and_counted() -> None:
     (port,) = free_ports(1)
-    node = Node(TWO, f"127.0.0.1:{port}")
+    node = FakeInbound(TWO, f"127.0.0.1:{port}")
     listener = RaftListener(node, node.address, Auth())
     await listener.start()
     try:
@@ -318,7 +324,7 @@ async def test_a_listener_stops_although_peers_keep_connecting() -> None:
     """A connection that was accepted before ``stop`` is handed over after it has begun. Left open, it would
     keep the listener waiting for a peer that has no reason to close it."""
     (port,) = free_ports(1)
-    node = Node(TWO, f"127.0.0.1:{port}")
+    node = FakeInbound(TWO, f"127.0.0.1:{port}")
     for _ in range(20):
         listener = RaftListener(node, node.address, Auth())
         await listener.start()
@@ -370,7 +376,7 @@ async def test_a_connection_made_at_its_deadline_leaves_nothing_behind(late: str
     stream        had the transport: the next message raised RuntimeError through the node's pump, which ends
                 the broker; and its close waited for connection_lost, until the process was killed
     """
-    sender, transport = Node(ONE, "127.0.0.1:1"), TcpTransport(Auth())
+    sender, transport = FakeInbound(ONE, "127.0.0.1:1"), TcpTransport(Auth())
     transport.attach(sender)
     transport.send(late, [envelope(append(1))])
     async with asyncio.timeout(PATIENCE_S):
@@ -388,7 +394,7 @@ async def test_a_connection_made_at_its_deadline_leaves_nothing_behind(late: str
 async def test_a_question_at_its_deadline_has_its_answer_once_connected(late: str) -> None:
     """As above for one question: whoever asked waited for connection_lost, without an end."""
     transport = TcpTransport(Auth())
-    transport.attach(Node(ONE, "127.0.0.1:1"))
+    transport.attach(FakeInbound(ONE, "127.0.0.1:1"))
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(Unavailable, match="did not answer within"):
             await transport.identify(late, timeout=0.05)
@@ -407,7 +413,7 @@ async def test_an_unanswered_order_to_bind_is_not_called_undone() -> None:
     server = await asyncio.start_server(take_and_hang_up, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     transport = TcpTransport(Auth())
-    transport.attach(Node(ONE, "127.0.0.1:1"))
+    transport.attach(FakeInbound(ONE, "127.0.0.1:1"))
     with pytest.raises(Unfinished, match="may have bound itself"):
         await transport.bootstrap(address, Bootstrap("c", Membership()), timeout=PATIENCE_S)
     server.close()
@@ -531,7 +537,7 @@ async def test_an_answer_to_a_closed_handle_ends_its_connection_and_nothing_else
         writes.append(write)
         return session
 
-    listener = RaftListener(Node(TWO, "127.0.0.1:1"), "127.0.0.1:1", Auth())
+    listener = RaftListener(FakeInbound(TWO, "127.0.0.1:1"), "127.0.0.1:1", Auth())
     listener.ledgers = begin
     connection, handle = listener._accept(), ClosedHandle()
     connection.connection_made(handle)
@@ -547,12 +553,12 @@ async def test_unfinished_frames_end_with_their_own_connection() -> None:
     """Peers are killed in the middle of a frame, or stop there and stay: the stream beside them delivers, and
     the listener stops."""
     (port,) = free_ports(1)
-    node = Node(TWO, f"127.0.0.1:{port}")
+    node = FakeInbound(TWO, f"127.0.0.1:{port}")
     listener = RaftListener(node, node.address, Auth())
     await listener.start()
     whole = GREETING + encode_handshake(OpenRaft("c")) + frame(encode_envelope(envelope(append(7))))
     transport = TcpTransport(Auth())
-    transport.attach(Node(ONE, "127.0.0.1:1"))
+    transport.attach(FakeInbound(ONE, "127.0.0.1:1"))
     stays = []
     try:
         for cut in range(len(whole)):
@@ -580,7 +586,7 @@ async def test_a_frame_that_is_whole_and_means_nothing_ends_its_connection_only(
     """Among them arrays in arrays, deeper than the decoder goes: that is another error than a malformed
     message."""
     (port,) = free_ports(1)
-    node = Node(TWO, f"127.0.0.1:{port}")
+    node = FakeInbound(TWO, f"127.0.0.1:{port}")
     listener = RaftListener(node, node.address, Auth())
 
     class NoDisk:
@@ -593,7 +599,7 @@ async def test_a_frame_that_is_whole_and_means_nothing_ends_its_connection_only(
     listener.ledgers = lambda write: LedgerSession(NoDisk(), write)
     await listener.start()
     transport = TcpTransport(Auth())
-    transport.attach(Node(ONE, "127.0.0.1:1"))
+    transport.attach(FakeInbound(ONE, "127.0.0.1:1"))
     deep = b"\x91" * 100_000
     # Whole messages with one field more than this version knows, which a decoder skips.
     request = b"\x94\x01\xa1o\x94\x05\x92\x01\x02\xa1h\x04" + deep

@@ -46,7 +46,7 @@ class Writers(writers_pb2_grpc.WritersServicer):
         return writers_pb2.CommitResponse(decided_now=True)
 
 
-class Broker(MemoryBroker):
+class WritersBroker(MemoryBroker):
     def __init__(self) -> None:
         super().__init__()
         self.writers = Writers()
@@ -61,7 +61,7 @@ class Hosted:
 
     def __init__(self) -> None:
         self._loop = LoopThread("broker")
-        self.broker = Broker()
+        self.broker = WritersBroker()
         self._loop.run(self.broker.start())
         self.access = ClusterAccess(self.broker.address, token="secret", timeout_s=10)
         self._loop.run(self._create())

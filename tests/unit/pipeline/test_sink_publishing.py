@@ -17,7 +17,7 @@ def batch_of(number: int) -> RecordBatch:
 
 
 class Publisher(PartitionPublisher):
-    def __init__(self, brokers: Brokers, name: str) -> None:
+    def __init__(self, brokers: FakePublisher, name: str) -> None:
         self.brokers, self.name = brokers, name
         self.is_closed = False
         self.refused = False
@@ -36,7 +36,7 @@ class Publisher(PartitionPublisher):
         self.is_closed = True
 
 
-class Brokers:
+class FakePublisher:
     def __init__(self) -> None:
         self.published: dict[str, list[bytes]] = defaultdict(list)
         self.publishers: list[Publisher] = []
@@ -47,7 +47,7 @@ class Brokers:
 
 
 def test_partitions_are_published_side_by_side_and_in_order() -> None:
-    brokers = Brokers()
+    brokers = FakePublisher()
     with TaskPublisher(brokers.publisher) as publisher:
         for number in range(100):
             publisher.add(f"/default/t{number % 3}", batch_of(number), 1)
@@ -59,7 +59,7 @@ def test_partitions_are_published_side_by_side_and_in_order() -> None:
 
 
 def test_a_refusal_reaches_the_task_while_it_adds() -> None:
-    brokers = Brokers()
+    brokers = FakePublisher()
     with TaskPublisher(brokers.publisher) as publisher:
         publisher.add("/default/full", batch_of(0), 1)
         with pytest.raises(Refused, match="the topic is full"):
@@ -67,7 +67,7 @@ def test_a_refusal_reaches_the_task_while_it_adds() -> None:
 
 
 def test_a_refusal_reaches_the_task_at_its_end() -> None:
-    brokers = Brokers()
+    brokers = FakePublisher()
     with TaskPublisher(brokers.publisher) as publisher:
         publisher.add("/default/full", batch_of(0), 1)
         with pytest.raises(Refused, match="the topic is full"):
@@ -75,7 +75,7 @@ def test_a_refusal_reaches_the_task_at_its_end() -> None:
 
 
 def test_a_task_that_fails_leaves_no_producer_open() -> None:
-    brokers = Brokers()
+    brokers = FakePublisher()
     with TaskPublisher(brokers.publisher) as publisher:
         publisher.add("/default/t", batch_of(0), 1)  # and nothing asks it to finish
     assert [each.is_closed for each in brokers.publishers] == [True]

@@ -37,7 +37,7 @@ class Publisher(PartitionPublisher):
     def close(self) -> None: ...
 
 
-class Cluster:
+class FakeLink:
     """Takes notes of what the sink asks of a link."""
 
     def __init__(self, directory: Path) -> None:
@@ -75,8 +75,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    made = Cluster(tmp_path)
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLink:
+    made = FakeLink(tmp_path)
     monkeypatch.setattr(ClusterClient, "of", lambda access: made)
     return made
 
@@ -111,7 +111,7 @@ def through_pickle(message: TaskOutput) -> TaskOutput:
     return found
 
 
-def test_a_streams_batch_is_one_commit_in_the_order_of_sparks_partitions(cluster: Cluster, at: Any) -> None:
+def test_a_streams_batch_is_one_commit_in_the_order_of_sparks_partitions(cluster: FakeLink, at: Any) -> None:
     messages: list[Any] = []
     for partition in (2, 0, 1):
         at(task_of(partition))
@@ -125,7 +125,7 @@ def test_a_streams_batch_is_one_commit_in_the_order_of_sparks_partitions(cluster
     assert all(section.key.startswith("staging/q/") for section in request.sections)
 
 
-def test_the_writer_can_be_named(cluster: Cluster, at: Any) -> None:
+def test_the_writer_can_be_named(cluster: FakeLink, at: Any) -> None:
     at(task_of(0))
     writer = StreamWriter(options_of(writerId="mine"))
     writer.commit([writer.write(iter([rows_of(b"x")]))], 7)
@@ -133,7 +133,7 @@ def test_the_writer_can_be_named(cluster: Cluster, at: Any) -> None:
     assert cluster.commits[0].sections[0].key.startswith("staging/mine/")
 
 
-def test_empty_batches_ask_nothing_of_the_cluster(cluster: Cluster, at: Any) -> None:
+def test_empty_batches_ask_nothing_of_the_cluster(cluster: FakeLink, at: Any) -> None:
     at(task_of(0))
     for delivery in ("exactlyOnce", "atLeastOnce"):
         writer = StreamWriter(options_of(delivery=delivery))
@@ -145,13 +145,13 @@ def test_empty_batches_ask_nothing_of_the_cluster(cluster: Cluster, at: Any) -> 
     assert not cluster.staged
 
 
-def test_a_stream_that_spark_does_not_name_is_refused(cluster: Cluster, at: Any) -> None:
+def test_a_stream_that_spark_does_not_name_is_refused(cluster: FakeLink, at: Any) -> None:
     at(task_of(0, run=""))
     with pytest.raises(WriteRefused, match="which run of it"):
         StreamWriter(options_of()).write(iter([rows_of(b"x")]))
 
 
-def test_at_least_once_publishes_from_the_task(cluster: Cluster, at: Any) -> None:
+def test_at_least_once_publishes_from_the_task(cluster: FakeLink, at: Any) -> None:
     at(task_of(0))
     cluster.reliable = False
     writer = StreamWriter(options_of(delivery="atLeastOnce"))
@@ -167,13 +167,13 @@ def test_at_least_once_publishes_from_the_task(cluster: Cluster, at: Any) -> Non
     assert not cluster.staged
 
 
-def test_a_topic_that_is_missing_is_created(cluster: Cluster, at: Any) -> None:
+def test_a_topic_that_is_missing_is_created(cluster: FakeLink, at: Any) -> None:
     at(task_of(0))
     cluster.is_missing = True
     assert StreamWriter(options_of()).write(iter([rows_of(b"x")])).sections
 
 
-def test_a_topic_that_keeps_nothing_is_refused_for_exactly_once(cluster: Cluster, at: Any) -> None:
+def test_a_topic_that_keeps_nothing_is_refused_for_exactly_once(cluster: FakeLink, at: Any) -> None:
     at(task_of(0))
     cluster.reliable = False
     with pytest.raises(WriteRefused, match=f"topic {TOPIC} keeps no messages.* delivery to atLeastOnce"):
@@ -183,7 +183,7 @@ def test_a_topic_that_keeps_nothing_is_refused_for_exactly_once(cluster: Cluster
 # -- what is left in the store -----------------------------------------------------------------
 
 
-def test_abort_removes_what_was_staged_when_a_task_is_missing(cluster: Cluster, at: Any) -> None:
+def test_abort_removes_what_was_staged_when_a_task_is_missing(cluster: FakeLink, at: Any) -> None:
     at(task_of(0))
     writer = StreamWriter(options_of())
     message = writer.write(iter([rows_of(b"x")]))
@@ -192,7 +192,7 @@ def test_abort_removes_what_was_staged_when_a_task_is_missing(cluster: Cluster, 
     assert cluster.staged == set(other.keys), "only this attempt's"
 
 
-def test_abort_after_a_commit_of_unknown_outcome_removes_nothing(cluster: Cluster, at: Any) -> None:
+def test_abort_after_a_commit_of_unknown_outcome_removes_nothing(cluster: FakeLink, at: Any) -> None:
     """commit  decided by the brokers, the answer is lost
     abort   Spark calls it with the messages of all tasks
     brokers read what was staged, to publish what was decided"""
@@ -206,7 +206,7 @@ def test_abort_after_a_commit_of_unknown_outcome_removes_nothing(cluster: Cluste
     assert cluster.staged == set(messages[0].keys)
 
 
-def test_parts_of_a_batch_that_was_decided_before_are_removed(cluster: Cluster, at: Any) -> None:
+def test_parts_of_a_batch_that_was_decided_before_are_removed(cluster: FakeLink, at: Any) -> None:
     at(task_of(0))
     writer = StreamWriter(options_of())
     cluster.answer = pb.CommitResponse(decided_now=False)
@@ -215,7 +215,7 @@ def test_parts_of_a_batch_that_was_decided_before_are_removed(cluster: Cluster, 
 
 
 def test_a_task_that_fails_leaves_nothing_in_the_store(
-    cluster: Cluster, at: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeLink, at: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at(task_of(0))
     monkeypatch.setattr(module, "TaskStage", partial(TaskStage, object_bytes=1))
@@ -233,7 +233,7 @@ def test_a_task_that_fails_leaves_nothing_in_the_store(
 
 
 def test_a_store_that_is_gone_does_not_hide_why_the_query_ended(
-    cluster: Cluster, at: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeLink, at: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at(task_of(0))
     writer = StreamWriter(options_of())
@@ -249,7 +249,7 @@ def test_a_store_that_is_gone_does_not_hide_why_the_query_ended(
 # -- refusals ----------------------------------------------------------------------------------
 
 
-def test_a_refused_commit_names_writer_and_batch(cluster: Cluster, at: Any) -> None:
+def test_a_refused_commit_names_writer_and_batch(cluster: FakeLink, at: Any) -> None:
     at(task_of(0))
     writer = StreamWriter(options_of())
     cluster.error = Refused("run r1 was followed by run r2", "writer_fenced")
@@ -261,7 +261,7 @@ def test_a_refused_commit_names_writer_and_batch(cluster: Cluster, at: Any) -> N
 # -- batch writes ------------------------------------------------------------------------------
 
 
-def test_a_job_is_its_own_writer(cluster: Cluster, at: Any) -> None:
+def test_a_job_is_its_own_writer(cluster: FakeLink, at: Any) -> None:
     at(SparkTask(0, 0, "", "", 0))
     for _ in range(2):
         writer = pickle.loads(pickle.dumps(BatchWriter(options_of(stream=False))))
@@ -274,7 +274,7 @@ def test_a_job_is_its_own_writer(cluster: Cluster, at: Any) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "q"])
-def test_a_named_batch_keeps_its_number_in_every_job(cluster: Cluster, at: Any, query: str) -> None:
+def test_a_named_batch_keeps_its_number_in_every_job(cluster: FakeLink, at: Any, query: str) -> None:
     """Inside of foreachBatch the query and its run are known; outside a job is a run, and the
     writer is the query."""
     at(SparkTask(0, 0, query, "r1" if query else "", 0))
@@ -290,7 +290,7 @@ def test_a_named_batch_keeps_its_number_in_every_job(cluster: Cluster, at: Any, 
     assert (first.run == second.run == "r1") if query else (first.run != second.run)
 
 
-def test_a_jobs_abort_follows_the_same_rule(cluster: Cluster, at: Any) -> None:
+def test_a_jobs_abort_follows_the_same_rule(cluster: FakeLink, at: Any) -> None:
     at(SparkTask(0, 0, "", "", 0))
     writer = BatchWriter(options_of(stream=False))
     message = writer.write(iter([rows_of(b"x")]))

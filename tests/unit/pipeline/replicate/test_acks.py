@@ -39,7 +39,7 @@ def pairs(flat: object) -> Ranges:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-class Clusters:
+class FakeAcks:
     """Both: a source of which some messages are acked, and a target that has some of them. They have nothing
     but messages of the source."""
 
@@ -113,8 +113,8 @@ class Clock:
 
 
 @pytest.fixture
-def clusters() -> Clusters:
-    return Clusters()
+def clusters() -> FakeAcks:
+    return FakeAcks()
 
 
 @pytest.fixture
@@ -123,14 +123,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def subscriptions(clusters: Clusters, clock: Clock) -> Iterator[AckSync]:
+def subscriptions(clusters: FakeAcks, clock: Clock) -> Iterator[AckSync]:
     made = AckSync(partial(clusters.read_acks, timeout_s=1.0), clusters.apply_acks, ENDS, clock=clock)
     yield made
     made.pool.shutdown()
 
 
 def test_all_is_said_once_and_then_only_what_is_new(
-    clusters: Clusters, subscriptions: AckSync, clock: Clock
+    clusters: FakeAcks, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.acked[ORDERS] = [(0, 5), (7, 8)]
     subscriptions.sync(WANTED)
@@ -151,7 +151,7 @@ def test_all_is_said_once_and_then_only_what_is_new(
 
 
 def test_one_without_news_is_asked_less_and_less_often(
-    clusters: Clusters, subscriptions: AckSync, clock: Clock
+    clusters: FakeAcks, subscriptions: AckSync, clock: Clock
 ) -> None:
     asked = []
     for tenth in range(200):
@@ -165,7 +165,7 @@ def test_one_without_news_is_asked_less_and_less_often(
 
 
 def test_a_restarted_driver_continues_where_the_target_has_everything(
-    clusters: Clusters, subscriptions: AckSync, clock: Clock
+    clusters: FakeAcks, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.acked[ORDERS] = [(0, 500), (600, 610)]
     subscriptions.sync(WANTED)
@@ -177,7 +177,7 @@ def test_a_restarted_driver_continues_where_the_target_has_everything(
 
 
 def test_what_is_acked_before_it_is_copied_is_said_again_when_it_is(
-    clusters: Clusters, subscriptions: AckSync, clock: Clock
+    clusters: FakeAcks, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.acked[ORDERS], clusters.position = [(0, 10)], 4
     subscriptions.sync(WANTED)
@@ -194,7 +194,7 @@ def test_what_is_acked_before_it_is_copied_is_said_again_when_it_is(
 
 
 def test_a_driver_that_dies_before_that_loses_nothing(
-    clusters: Clusters, subscriptions: AckSync, clock: Clock
+    clusters: FakeAcks, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.acked[ORDERS], clusters.position = [(0, 10)], 4
     subscriptions.sync(WANTED)
@@ -206,7 +206,7 @@ def test_a_driver_that_dies_before_that_loses_nothing(
 
 
 def test_what_stays_away_is_said_less_and_less_often(
-    clusters: Clusters, subscriptions: AckSync, clock: Clock
+    clusters: FakeAcks, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.acked[ORDERS], clusters.position = [(0, 10)], 4
     for _ in range(120):
@@ -216,7 +216,7 @@ def test_what_stays_away_is_said_less_and_less_often(
 
 
 def test_what_the_target_has_lost_is_said_anew(
-    clusters: Clusters, subscriptions: AckSync, clock: Clock
+    clusters: FakeAcks, subscriptions: AckSync, clock: Clock
 ) -> None:
     """Somebody has deleted the subscription there, or the topic."""
     clusters.acked[ORDERS] = [(0, 10)]
@@ -229,14 +229,14 @@ def test_what_the_target_has_lost_is_said_anew(
     assert clusters.offsets() == [(0, 11)]
 
 
-def test_much_is_said_in_pieces(clusters: Clusters, subscriptions: AckSync) -> None:
+def test_much_is_said_in_pieces(clusters: FakeAcks, subscriptions: AckSync) -> None:
     clusters.acked[ORDERS], clusters.at_once = [(0, 95)], 10
     subscriptions.sync(WANTED)
     assert clusters.offsets() == [(0, 95)]
 
 
 def test_a_failure_of_one_is_remembered_and_tried_again_and_others_go_on(
-    clusters: Clusters, subscriptions: AckSync, clock: Clock
+    clusters: FakeAcks, subscriptions: AckSync, clock: Clock
 ) -> None:
     wanted = {ORDERS: (7, ["s"]), PAYMENTS: (7, ["s"])}
     clusters.acked = {ORDERS: [(0, 3)], PAYMENTS: [(0, 4)]}
@@ -254,7 +254,7 @@ def test_a_failure_of_one_is_remembered_and_tried_again_and_others_go_on(
 
 
 def test_a_missing_subscription_and_another_topic_say_nothing(
-    clusters: Clusters, subscriptions: AckSync, clock: Clock
+    clusters: FakeAcks, subscriptions: AckSync, clock: Clock
 ) -> None:
     clusters.missing.add(ORDERS)
     clusters.acked[ORDERS] = [(0, 3)]
@@ -269,12 +269,12 @@ def test_a_missing_subscription_and_another_topic_say_nothing(
     assert clusters.offsets() == [(0, 3)]
 
 
-def test_links_are_not_replicated(clusters: Clusters, subscriptions: AckSync) -> None:
+def test_links_are_not_replicated(clusters: FakeAcks, subscriptions: AckSync) -> None:
     subscriptions.sync({ORDERS: (7, ["sava-link.west"])})
     assert not clusters.reads
 
 
-def test_what_was_not_said_yet_is_kept_at_the_source(clusters: Clusters, clock: Clock) -> None:
+def test_what_was_not_said_yet_is_kept_at_the_source(clusters: FakeAcks, clock: Clock) -> None:
     class Sent:
         def __init__(self) -> None:
             self.offsets: dict[str, int] = {}

@@ -24,7 +24,7 @@ from tests.unit.pipeline.replicate.test_topics import TOPIC
 NAMES = (f"{TOPIC}-part-0", f"{TOPIC}-part-1")
 
 
-class Cluster:
+class FakeSource:
     """The one that sends: ends of partitions, and what is written down of the link."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Cluster:
 
 
 class Control(AdminLinkControl):
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: FakeSource) -> None:
         for name, call in (
             ("link", cluster.control_link),
             ("report", cluster.report),
@@ -242,7 +242,7 @@ class Engine(CopyEngine):
 
 class World:
     def __init__(self) -> None:
-        self.cluster, self.remote, self.engine = Cluster(), Remote(), Engine()
+        self.cluster, self.remote, self.engine = FakeSource(), Remote(), Engine()
         self.jobs: list[LinkJob] = []
 
     def start(self) -> LinkJob:

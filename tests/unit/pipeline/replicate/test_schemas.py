@@ -17,7 +17,7 @@ from sava.records import STORED_COLUMNS, Message, RecordBatch
 TOPIC = "/default/orders"
 
 
-class Clusters:
+class FakeSchemas:
     """A source in which subject ``s<id>`` has the id ``id``, and a target that gives out other ids."""
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ class Clusters:
 
 
 @pytest.fixture
-def clusters(monkeypatch: pytest.MonkeyPatch) -> Clusters:
-    clusters = Clusters()
+def clusters(monkeypatch: pytest.MonkeyPatch) -> FakeSchemas:
+    clusters = FakeSchemas()
     monkeypatch.setattr(ClusterClient, "of", lambda access: clusters)
     monkeypatch.setattr(TargetCluster, "of", lambda access: clusters)
     return clusters
@@ -68,7 +68,7 @@ def ends(request: pytest.FixtureRequest) -> LinkEnds:
 
 
 @pytest.fixture
-def schemas(clusters: Clusters, ends: LinkEnds) -> Schemas:
+def schemas(clusters: FakeSchemas, ends: LinkEnds) -> Schemas:
     return Schemas(ends, TOPIC, 5, "s1")
 
 
@@ -88,20 +88,20 @@ def test_each_message_gets_the_target_s_name_for_its_schema(schemas: Schemas) ->
 
 
 def test_an_id_that_is_another_s_at_the_target_is_not_mapped_twice(
-    schemas: Schemas, clusters: Clusters
+    schemas: Schemas, clusters: FakeSchemas
 ) -> None:
     """1 becomes 2, and 2 becomes 3."""
     clusters.first_id = 1
     assert named(schemas.translate(rows((1, 1), (2, 1), (1, 1)))) == [(2, 11), (3, 11), (2, 11)]
 
 
-def test_messages_without_a_schema_ask_nobody(schemas: Schemas, clusters: Clusters) -> None:
+def test_messages_without_a_schema_ask_nobody(schemas: Schemas, clusters: FakeSchemas) -> None:
     given = rows((None, None), (None, None))
     assert schemas.translate(given) is given
     assert clusters.asked == []
 
 
-def test_what_is_known_is_not_asked_again(schemas: Schemas, clusters: Clusters) -> None:
+def test_what_is_known_is_not_asked_again(schemas: Schemas, clusters: FakeSchemas) -> None:
     for _ in range(3):
         schemas.translate(rows((1, 1), (1, 2)))
     assert sorted(clusters.asked) == [(1, 1), (1, 2)]
@@ -111,7 +111,7 @@ def test_what_is_known_is_not_asked_again(schemas: Schemas, clusters: Clusters) 
 
 
 def test_who_may_not_ask_knows_what_others_have_asked_for(
-    schemas: Schemas, clusters: Clusters, ends: LinkEnds
+    schemas: Schemas, clusters: FakeSchemas, ends: LinkEnds
 ) -> None:
     silent = Schemas(ends, TOPIC, 5, "s1", may_ask=False)
     with pytest.raises(NotLearned):
@@ -120,12 +120,14 @@ def test_who_may_not_ask_knows_what_others_have_asked_for(
     assert named(schemas.translate(rows((1, 1)))) == named(silent.translate(rows((1, 1)))) == [(101, 11)]
 
 
-def test_the_topic_follows_its_subject_and_no_other(schemas: Schemas, clusters: Clusters) -> None:
+def test_the_topic_follows_its_subject_and_no_other(schemas: Schemas, clusters: FakeSchemas) -> None:
     schemas.translate(rows((1, 1), (2, 1)))
     assert {each.subject: each.topic for each in clusters.ensured} == {"s1": TOPIC, "s2": ""}
 
 
-def test_what_the_target_does_not_take_is_told_with_the_subject(schemas: Schemas, clusters: Clusters) -> None:
+def test_what_the_target_does_not_take_is_told_with_the_subject(
+    schemas: Schemas, clusters: FakeSchemas
+) -> None:
     clusters.refusal = Refused("not compatible", "schema_incompatible")
     with pytest.raises(SchemaConflict, match="subject 's1', version 1: the target says: not compatible"):
         schemas.translate(rows((1, 1)))
@@ -147,7 +149,9 @@ def test_a_schema_that_the_source_has_no_more(schemas: Schemas) -> None:
 
 
 @pytest.mark.parametrize("error", [Denied("no"), Unavailable("away")])
-def test_other_troubles_are_not_the_schema_s(schemas: Schemas, clusters: Clusters, error: Exception) -> None:
+def test_other_troubles_are_not_the_schema_s(
+    schemas: Schemas, clusters: FakeSchemas, error: Exception
+) -> None:
     clusters.refusal = error
     with pytest.raises(type(error)):
         schemas.translate(rows((1, 1)))
