@@ -319,7 +319,7 @@ class ServedTopics:
             topic_log = await self._storage.open_topic(key, epoch=taken.epoch, guard=taken)
         topic = Topic(taken, topic_log, self._parts)
         try:
-            await topic.load()
+            await topic.subscription_set.load()
         except BaseException:
             await self._close(topic, "it could not be loaded")
             raise

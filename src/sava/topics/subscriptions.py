@@ -157,7 +157,7 @@ class Subscriptions:
     def __init__(self, tenure: Tenure, log: TopicLog, parts: TopicDependencies) -> None:
         self._topic = tenure.name
         self._tenure = tenure
-        self._log = log
+        self.log = log
         self._parts = parts
         self._store = tenure.store
         self._live: dict[str, Subscription] = {}
@@ -228,7 +228,7 @@ class Subscriptions:
             await slices.next()
 
     def _add(self, name: str, spec: SubscriptionSpec, cursor: CursorRecord, created: int) -> None:
-        subscription = Subscription(self._topic, name, spec, cursor, self._log, self._hooks)
+        subscription = Subscription(self._topic, name, spec, cursor, self.log, self._hooks)
         exists = Compare(
             specs.subscription_key(self._topic, name), Target.CREATE_REVISION, Relation.EQUAL, created
         )
@@ -285,14 +285,14 @@ class Subscriptions:
         """A link's cursor: keep what is there from this position on, or the nearest one, because it is to be
         copied again. One that is not beyond stays as it is. Raises SubscriptionUnknown."""
         subscription = self.need(name)
-        offset = await resolve(self._log, self._nearest(start))
+        offset = await resolve(self.log, self._nearest(start))
         if offset < subscription.cursor_offset:
             await subscription.seek(offset)
             await self.acks_stored(name)
 
     def _nearest(self, start: Position) -> Position:
         if isinstance(start, AtOffset):
-            return AtOffset(min(max(start.offset, self._log.start_offset), self._log.next_offset))
+            return AtOffset(min(max(start.offset, self.log.start_offset), self.log.next_offset))
         return start
 
     async def _create(self, name: str, options: SubscribeOptions, *, is_chosen: bool = True) -> None:
@@ -301,7 +301,7 @@ class Subscriptions:
         if not is_replication_slot(name):
             users = sum(not is_replication_slot(each) for each in self._live)
             check_new(self._topic, users + len(self._creating) - 1, self._parts.limits)
-        start = await resolve(self._log, options.start)
+        start = await resolve(self.log, options.start)
         cursor = CursorRecord(start, (), self._tenure.epoch)
         key, ahead_key = specs.subscription_key(self._topic, name), specs.settings_key(self._topic, name)
         for _ in range(ATTEMPTS):
@@ -429,8 +429,8 @@ class Subscriptions:
     async def seek(self, name: str, position: Position) -> int:
         """The offset that it is at now; stored when this returns. Raises SubscriptionUnknown,
         OffsetOutOfRange."""
-        subscription = self.need(name)
-        offset = await resolve(self._log, position)
+        subscription = self.need(check_unreserved(name))
+        offset = await resolve(self.log, position)
         await subscription.seek(offset)
         await self.acks_stored(name)
         return offset
@@ -439,8 +439,8 @@ class Subscriptions:
         """For a reader that keeps its own position: ack what is below, in a subscription of whichever type,
         which is created if it is missing; not so a link's. Raises OffsetOutOfRange, LimitReached,
         SubscriptionUnknown."""
-        if offset > self._log.next_offset:
-            raise OffsetOutOfRange(offset, self._log.start_offset, self._log.next_offset)
+        if offset > self.log.next_offset:
+            raise OffsetOutOfRange(offset, self.log.start_offset, self.log.next_offset)
         if not is_replication_slot(name):  # which a caller that has not heard of its end must not bring back
             await self.ensure(name, SubscriptionType.SHARED)
         self.need(name).advance(offset)
