@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from sava.errors import CallerError, Outcome, RetryableError
+from sava.metadata.records import RecordBusy
+
+RegistryBusy = RecordBusy
 
 
 class NamespaceUnknown(CallerError):
@@ -37,10 +40,6 @@ class TopicBeingDeleted(RetryableError):
     def __init__(self, topic: object) -> None:
         super().__init__(f"topic {topic} is being deleted; its name will be free soon")
         self.topic = str(topic)
-
-
-class RegistryBusy(RetryableError):
-    """The records changed under every attempt to change them."""
 
 
 class TopicMismatch(CallerError):

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from sava.config import PolicySettings
 from sava.metadata.commands import KeyValue, Put
-from sava.metadata.records import absent, present
+from sava.metadata.records import RecordChange, RecordStore, Versioned, present
 from sava.metadata.store import MetadataStore
 from sava.records import RecordBatch
 from sava.schemas import records
@@ -276,15 +276,21 @@ class SchemaChecks:
 
     async def _assign(self, topic: TopicName, subject: str) -> str:
         """The topic's subject: this one, unless it has one already."""
-        head = topic.head
-        key = specs.schema_key(head)
-        put = Put(key, specs.encode(TopicSchema(subject=subject)))
-        if (await self._store.txn((present(specs.spec_key(head)), absent(key)), (put,))).succeeded:
-            return subject
-        kv = await self._store.get(key)
-        if kv is None:
+
+        def assign(found: Versioned[TopicSchema]) -> RecordChange[TopicSchema] | None:
+            if found.value is not None:
+                return None
+            return RecordChange(
+                TopicSchema(subject=subject), conditions=(present(specs.spec_key(topic.head)),)
+            )
+
+        async def refused() -> None:
             raise TopicUnknown(topic)
-        return specs.decode(kv, TopicSchema).subject
+
+        key = specs.schema_key(topic.head)
+        assigned = await RecordStore(self._store).update(key, TopicSchema, assign, on_refused=refused)
+        assert assigned.value is not None
+        return assigned.value.subject
 
     def batch_check(self, topic: TopicName) -> TopicCheck | None:
         """None: the topic takes any message. Asked for every batch, so that a change takes effect at once."""

@@ -155,7 +155,7 @@ class ServedTopics:
         await cancelled(*self._tasks)
         stopped = TopicClosed("this broker stops")
         await self._loading.stop(stopped)
-        await self._deletions.stop(stopped)
+        await self._deletions.running.stop(stopped)
         topics = [*self._loaded.values(), *self._ending]
         await asyncio.gather(*(self._close(topic, "this broker stops") for topic in topics))
         await self._keeper.close()
