@@ -192,15 +192,17 @@ def _after(owner: type, method: str, step: str, topic_of: Callable[..., str]) ->
 
 
 def _wrap_frames() -> None:
-    original = Publisher.begin_checked
+    original = Publisher.begin
 
-    async def begin_checked(self: Publisher, batch: RecordBatch | None, *args: Any) -> asyncio.Future[int]:
+    async def begin(
+        self: Publisher, batch: RecordBatch | None, *args: Any, **kwargs: Any
+    ) -> asyncio.Future[int]:
         sequence = batch.header.base_sequence if batch is not None else 0
         if sequence >= RUN:
             reached("later frame" if sequence % RUN else "first frame", str(self.topic))
-        return await original(self, batch, *args)
+        return await original(self, batch, *args, **kwargs)
 
-    Publisher.begin_checked = begin_checked  # type: ignore[method-assign, assignment]
+    Publisher.begin = begin  # type: ignore[method-assign]
 
 
 def _path_of(_: Uploader, backlog: Backlog, *__: object) -> str:

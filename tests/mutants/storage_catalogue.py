@@ -199,7 +199,7 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
         "s25",
         "a topic that was created again counts opens from the beginning",
         "sava/topics/producers.py",
-        "        return (self._topic_id << TOPIC_BITS) + tenure\n",
+        "        return (self.spec.topic_id << TOPIC_BITS) + tenure\n",
         "        return tenure\n",
     ),
     _Client(

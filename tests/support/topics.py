@@ -96,7 +96,7 @@ async def crash(topics: ServedTopics, storage: BrokerStorage) -> None:
 
 
 async def publish(topic: Topic, *payloads: str, name: str = "p") -> list[int]:
-    producer = await topic.open_producer(name, takeover=False)
+    producer = await topic.producers.open(name, takeover=False)
     return list(await asyncio.gather(*(producer.send(Message(each.encode())) for each in payloads)))
 
 

@@ -99,7 +99,7 @@ class StreamsService(rpc.StreamsServicer):
         name = TopicName.parse(request.topic)
         check_name(request.producer_name, "producer")
         topic = await self._topics.get_or_create(name, _known(_RELIABLE, request.delivery, "delivery"))
-        return await topic.open_producer(
+        return await topic.producers.open(
             request.producer_name,
             access=_known(_ACCESS, request.access_mode, "access mode"),
             schema_subject=request.schema_subject,
@@ -203,7 +203,7 @@ class StreamsService(rpc.StreamsServicer):
 
     async def Advance(self, request: pb.AdvanceRequest, context: Any) -> pb.AdvanceResponse:
         topic = await self._topics.get(TopicName.parse(request.topic))
-        await topic.advance(request.subscription, request.offset)
+        await topic.reliable.advance(request.subscription, request.offset)
         return pb.AdvanceResponse()
 
     async def Append(self, request: pb.AppendRequest, context: Any) -> pb.AppendResponse:

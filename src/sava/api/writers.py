@@ -63,7 +63,7 @@ class LocalStaged:
             topic = await self._topics.get(name)
             if topic.topic_id != request.topic_id:
                 raise TopicUnknown(name)
-            await topic.publish_staged(self._stage, Run(request.producer_id, request.ordinal, sections))
+            await topic.staged.publish(self._stage, Run(request.producer_id, request.ordinal, sections))
         except (TopicUnknown, TopicMismatch):
             await self.check_gone(name, request.topic_id)
             return pb.PublishStagedResponse(is_gone=True)

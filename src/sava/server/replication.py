@@ -69,7 +69,7 @@ class OwnersPins:
 
     async def pin(self, topic: TopicName, cursor: str, start: Position) -> None:
         async def pin(here: Topic, _: pb.CreateSubscriptionRequest) -> pb.SubscriptionDescription:
-            await here.pin(cursor, start)
+            await here.reliable.pin(cursor, start)
             return pb.SubscriptionDescription()
 
         request = pb.CreateSubscriptionRequest(subscription=cursor, type="shared", start=start_message(start))
@@ -79,7 +79,7 @@ class OwnersPins:
 
     async def rewind(self, topic: TopicName, cursor: str, start: Position) -> None:
         async def rewind(here: Topic, _: pb.SeekSubscriptionRequest) -> pb.SubscriptionDescription:
-            await here.rewind(cursor, start)
+            await here.reliable.rewind(cursor, start)
             return pb.SubscriptionDescription()
 
         request = pb.SeekSubscriptionRequest(subscription=cursor, position=start_message(start))

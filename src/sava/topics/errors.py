@@ -39,10 +39,6 @@ class TopicBeingDeleted(RetryableError):
         self.topic = str(topic)
 
 
-class RegistryBusy(RetryableError):
-    """The records changed under every attempt to change them."""
-
-
 class TopicMismatch(CallerError):
     """The topic exists and is not what the request takes it for: reliable or not, its schema, partitioned or
     not."""

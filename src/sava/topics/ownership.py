@@ -35,15 +35,15 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from sava.errors import RetryableError, SavaError
-from sava.metadata.commands import Compare, KeyValue, Operation, Put, TxnResult
-from sava.metadata.records import unchanged
+from sava.errors import RetryableError
+from sava.metadata.commands import Compare, KeyValue, Operation, TxnResult
+from sava.metadata.records import RecordBusy, RecordChange, RecordStore, Versioned, unchanged
 from sava.metadata.store import LocalView, MetadataStore
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.types import TopicKey
 from sava.tasks import SingleFlight
 from sava.topics import specs
-from sava.topics.errors import NotOwner, RegistryBusy
+from sava.topics.errors import NotOwner, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.registry import Family, Located, Registry
 from sava.topics.specs import Ownership, OwnershipState, TopicSpec
@@ -197,7 +197,7 @@ class Tenure:
             await self.check()
             if compared == self.holds:
                 return result
-        raise RegistryBusy(f"topic {self.name}: its ownership changed under {ATTEMPTS} attempts to write")
+        raise RecordBusy(f"topic {self.name}: its ownership changed under {ATTEMPTS} attempts to write")
 
     async def still_holds(self) -> bool:
         """For a caller whose write was refused: False means that the tenure is over for good, True that
@@ -231,18 +231,26 @@ async def take(
 ) -> Tenure:
     """Begin to serve a topic that is this broker's, under the next epoch; with ``claims_unassigned`` also one
     that no broker has. Raises TopicUnknown, NotOwner."""
-    key = specs.ownership_key(name)
-    for _ in range(ATTEMPTS):
+    located: Located
+
+    async def begin(found: Versioned[Ownership]) -> RecordChange[Ownership]:
+        nonlocal located
         located = await registry.locate(name)
-        record, revision = held(await store.get(key))
-        ours = _taken(name, record, broker, incarnation, claims_unassigned)
+        ours = _taken(name, found.value or UNASSIGNED, broker, incarnation, claims_unassigned)
         # The topic's record too: an ownership written behind a deletion would be found by the next topic of
         # this name.
-        compare = (unchanged(key, revision), located.unchanged)
-        result = await store.txn(compare, (Put(key, specs.encode(ours)),), batched=True)
-        if result.succeeded:
-            return Tenure(located, ours.epoch, result.revision, store, lost)
-    raise RegistryBusy(f"topic {name} changed under {ATTEMPTS} attempts to own it")
+        return RecordChange(ours, conditions=(located.unchanged,))
+
+    taken = await RecordStore(store).update(
+        specs.ownership_key(name),
+        Ownership,
+        begin,
+        what=f"the ownership of topic {name}",
+        conclusive=(NotOwner, TopicUnknown),
+        batched=True,
+    )
+    assert taken.value is not None
+    return Tenure(located, taken.value.epoch, taken.revision, store, lost)
 
 
 def _taken(
@@ -304,14 +312,12 @@ class Deletions:
         """``close`` ends a topic here; ``released`` waits until no broker has these topics any more."""
         self._registry = registry
         self._store = store
+        self._records = RecordStore(store)
         self._storage = storage
         self._broker = broker
         self._close = close
         self._released = released
-        self._running: SingleFlight[TopicName, None] = SingleFlight()
-
-    async def stop(self, error: SavaError) -> None:
-        await self._running.stop(error)
+        self.running: SingleFlight[TopicName, None] = SingleFlight()
 
     async def unfinished(self) -> list[TopicName]:
         return [name for name, spec in (await self._registry.list_all()).items() if spec.deleting]
@@ -319,7 +325,7 @@ class Deletions:
     async def run(self, name: TopicName) -> None:
         """Raises TopicUnknown, TopicMismatch (a partition), NotOwner (another broker has it, and there is no
         way to wait for it)."""
-        await self._running.run(name, partial(self._run, name))
+        await self.running.run(name, partial(self._run, name))
 
     async def _run(self, name: TopicName) -> None:
         if self._released is None:
@@ -348,18 +354,20 @@ class Deletions:
     async def _mark(self, member: TopicName, family: Family) -> int:
         """The broker that has it. A member that no broker has had gets a record too: one that is written a
         moment later, by a broker that has not seen the deletion, is refused then."""
-        key = specs.ownership_key(member)
-        for _ in range(ATTEMPTS):
-            record, revision = held(await self._store.get(key))
+
+        def mark(found: Versioned[Ownership]) -> RecordChange[Ownership] | None:
+            record = found.value or UNASSIGNED
             if record.state is OwnershipState.DELETING:
-                return record.owner
-            marked = after("delete", member, record)
+                return None
             # The topic's record too: behind the end of another's deletion, this would be found by the next
             # topic of the name.
-            compare = (unchanged(key, revision), family.unchanged)
-            if (await self._store.txn(compare, (Put(key, specs.encode(marked)),))).succeeded:
-                return marked.owner
-        raise RegistryBusy(f"topic {member} changed under {ATTEMPTS} attempts to delete it")
+            return RecordChange(after("delete", member, record), conditions=(family.unchanged,))
+
+        marked = await self._records.update(
+            specs.ownership_key(member), Ownership, mark, what=f"the ownership of topic {member}"
+        )
+        assert marked.value is not None
+        return marked.value.owner
 
     async def let_go(self, name: TopicName) -> None:
         """The owner's part, if the topic is being deleted and this broker has it; otherwise nothing."""
@@ -373,17 +381,19 @@ class Deletions:
             await self._storage.delete_topic(topic_key(name, spec))
 
     async def _let_go(self, name: TopicName) -> bool:
-        key = specs.ownership_key(name)
-        for _ in range(ATTEMPTS):
-            record, revision = held(await self._store.get(key))
-            if record.state is not OwnershipState.DELETING or record.owner != self._broker:
-                return False
+        async def let_go(found: Versioned[Ownership]) -> RecordChange[Ownership] | None:
+            record = found.value
+            if record is None or record.state is not OwnershipState.DELETING or record.owner != self._broker:
+                return None
             await self._close(name)
-            put = Put(key, specs.encode(after("let_go", name, record)))
-            if (await self._store.txn((unchanged(key, revision),), (put,))).succeeded:
-                log.info("topics: let go of a topic that is being deleted topic=%s", name)
-                return True
-        raise RegistryBusy(f"topic {name} changed under {ATTEMPTS} attempts to let go of it")
+            return RecordChange(after("let_go", name, record))
+
+        updated = await self._records.update(
+            specs.ownership_key(name), Ownership, let_go, what=f"the ownership of topic {name}"
+        )
+        if updated.is_changed:
+            log.info("topics: let go of a topic that is being deleted topic=%s", name)
+        return updated.is_changed
 
 
 def topic_key(name: TopicName, spec: TopicSpec) -> TopicKey:

@@ -49,7 +49,8 @@ from sava.topics.errors import (
 )
 from sava.topics.names import MAX_NAME_BYTES, InvalidName, TopicName
 from sava.topics.publishing import Publisher
-from sava.topics.rules import SchemaChecks, TopicLimits, check_room
+from sava.topics.rules import check_room
+from sava.topics.specs import TopicSpec
 
 IDLE_S: Final = 600.0
 """After which a producer without a stream is dropped."""
@@ -74,38 +75,31 @@ def producer_id(topic_id: int, name: str) -> int:
 
 
 class ProducerHandle:
-    """One producer's right to publish; owned by the event loop. Made by ``Topic.open_producer``."""
+    """One producer's right to publish; owned by the event loop. Made by ``TopicProducers.open``."""
 
     def __init__(
-        self,
-        name: str,
-        identity: int,
-        publisher: Publisher,
-        *,
-        access: AccessMode,
-        epoch: int,
-        number: int,
-        is_reliable: bool,
-        has_stream: bool,
-        clock: Callable[[], float],
+        self, owner: TopicProducers, name: str, *, access: AccessMode, number: int, has_stream: bool
     ) -> None:
         self.name = name
-        self.producer_id = identity
+        self.producer_id = producer_id(owner.spec.topic_id, name)
         self.access = access
-        self.epoch = epoch
+        self.epoch = owner.epoch
         self.number = number
         """Of its open. 0: its name was generated, or it came by Danube's protocol."""
-        self.is_reliable = is_reliable
+        self.is_reliable = owner.spec.reliable
         self.has_stream = has_stream
         """Whether its stream will close it; otherwise it ends by being idle."""
-        self._publisher = publisher
-        self._clock = clock
+        self._publisher = owner.publisher
+        self._clock = owner.clock
         self._ended: SavaError | None = None
         self._entering = 0
         """Batches that are not accepted and not refused yet."""
-        self._quiet = asyncio.Event()
-        self._quiet.set()
-        self.used_at = clock()
+        self.is_quiet = asyncio.Event()
+        """Set while no batch of it is on its way in; after its end, none will be again."""
+        self.is_quiet.set()
+        self.used_at = self._clock()
+        self.is_degraded = self._publisher.sink.is_degraded
+        """Whether a message, which was acknowledged just now, is on fewer disks than it should be."""
 
     @property
     def topic(self) -> TopicName:
@@ -115,10 +109,6 @@ class ProducerHandle:
     def next_sequence(self) -> int:
         """The sequence expected next: 0 of a producer that the topic does not know."""
         return self._publisher.sink.next_sequence(self.producer_id)
-
-    def is_degraded(self, offset: int) -> bool:
-        """Whether the message, which was acknowledged just now, is on fewer disks than it should be."""
-        return self._publisher.sink.is_degraded(offset)
 
     @property
     def max_message_size(self) -> int:
@@ -138,12 +128,23 @@ class ProducerHandle:
         MessageTooLarge, SchemaRefused, LimitReached, SequenceGap, DuplicateForgotten, ProducerFenced,
         TopicClosed, TopicUnknown."""
         self._check_open()
-        self._check_identity(batch.verify())
-        self._enter()
+        header = batch.verify().header
+        if header.producer_id != self.producer_id:
+            raise MessageInvalid(
+                f"a batch of producer id {header.producer_id} through producer {self.name!r}, whose id is "
+                f"{self.producer_id}"
+            )
+        if not batch.is_of(self.name):
+            raise MessageInvalid(f"a batch with messages of other producers through producer {self.name!r}")
+        self.used_at = self._clock()
+        self._entering += 1
+        self.is_quiet.clear()
         try:
             return await self._publisher.begin(batch, self._check_open)
         finally:
-            self._leave()
+            self._entering -= 1
+            if not self._entering:
+                self.is_quiet.set()
 
     async def send(self, message: Message) -> int:
         """The message's offset when it is durable. For callers with one message at a time: what many of them
@@ -165,37 +166,9 @@ class ProducerHandle:
         if self._ended is None:
             self._ended = error
 
-    @property
-    def is_quiet(self) -> bool:
-        return self._quiet.is_set()
-
-    async def quiet(self) -> None:
-        """Until no batch of it can get in any more. To be awaited after its end."""
-        await self._quiet.wait()
-
     def _check_open(self) -> None:
         if self._ended is not None:
             raise self._ended
-
-    def _check_identity(self, batch: RecordBatch) -> None:
-        header = batch.header
-        if header.producer_id != self.producer_id:
-            raise MessageInvalid(
-                f"a batch of producer id {header.producer_id} through producer {self.name!r}, whose id is "
-                f"{self.producer_id}"
-            )
-        if not batch.is_of(self.name):
-            raise MessageInvalid(f"a batch with messages of other producers through producer {self.name!r}")
-
-    def _enter(self) -> None:
-        self.used_at = self._clock()
-        self._entering += 1
-        self._quiet.clear()
-
-    def _leave(self) -> None:
-        self._entering -= 1
-        if not self._entering:
-            self._quiet.set()
 
 
 class TopicProducers:
@@ -203,26 +176,20 @@ class TopicProducers:
 
     def __init__(
         self,
-        topic: TopicName,
-        topic_id: int,
+        spec: TopicSpec,
+        epoch: int,
         publisher: Publisher,
-        limits: TopicLimits,
-        gate: SchemaChecks,
         epochs: ProducerEpochs,
         *,
-        epoch: int,
-        is_reliable: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._topic = topic
-        self._topic_id = topic_id
-        self._publisher = publisher
-        self._limits = limits
-        self._gate = gate
+        """``epoch``: under which the topic is served. ``epochs`` knows the number of each producer's open."""
+        self.spec = spec
+        self.epoch = epoch
+        self.publisher = publisher
+        self.clock = clock
+        self._topic = publisher.topic
         self._epochs = epochs
-        self._epoch = epoch
-        self._is_reliable = is_reliable
-        self._clock = clock
         self._by_name: dict[str, ProducerHandle] = {}
         self._ended: SavaError | None = None
 
@@ -237,21 +204,23 @@ class TopicProducers:
         self,
         name: str,
         *,
-        access: AccessMode,
-        schema_subject: str,
+        access: AccessMode = AccessMode.SHARED,
+        schema_subject: str = "",
         takeover: bool,
         presented: int = 0,
         is_generated: bool = False,
     ) -> ProducerHandle:
-        """``presented``: the number of the producer's open; 0: this is its open. ``is_generated``: its client
-        made the name up, and no other producer will open it. Both mean nothing without ``takeover``.
+        """With ``takeover`` the last open has the name, and an older producer of it is fenced; without, its
+        registration is shared. ``presented``: the number of the producer's open; 0: this is its open.
+        ``is_generated``: its client made the name up, and no other producer will open it. Both mean nothing
+        without ``takeover``.
 
         Raises ProducerFenced, ProducerBusy, LimitReached, SchemaRefused, InvalidName, TopicMoved, and what
         kept an open from being written down."""
         if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
             raise InvalidName(f"producer name {name[:20]!a}: 1 to {MAX_NAME_BYTES} bytes")
-        await self._gate.check_producer(self._topic, schema_subject)
-        identity = producer_id(self._topic_id, name)
+        await self.publisher.gate.check_producer(self._topic, schema_subject)
+        identity = producer_id(self.spec.topic_id, name)
         number = 0
         if takeover:
             # An open that is refused must not fence the producer that has the name.
@@ -267,25 +236,15 @@ class TopicProducers:
                 break
             if older.is_open and not takeover:
                 self._check_access(name, access)
-                older.used_at = self._clock()
+                older.used_at = self.clock()
                 return older
             older.end(self._fenced(name))
-            await older.quiet()
+            await older.is_quiet.wait()
             if self._by_name.get(name) is older:
                 del self._by_name[name]
         # No await from here on: what is checked is true when the producer is added.
         self._check_room(name, access)
-        producer = ProducerHandle(
-            name,
-            identity,
-            self._publisher,
-            access=access,
-            epoch=self._epoch,
-            number=number,
-            is_reliable=self._is_reliable,
-            has_stream=takeover,
-            clock=self._clock,
-        )
+        producer = ProducerHandle(self, name, access=access, number=number, has_stream=takeover)
         self._by_name[name] = producer
         return producer
 
@@ -314,8 +273,8 @@ class TopicProducers:
         partition = self._topic.partition_of
         if partition is not None and partition[1] > 0:
             return 0
-        tenure = 0 if self._is_reliable else self._epoch << TENURE_BITS
-        return (self._topic_id << TOPIC_BITS) + tenure
+        tenure = 0 if self.spec.reliable else self.epoch << TENURE_BITS
+        return (self.spec.topic_id << TOPIC_BITS) + tenure
 
     def _fenced(self, name: str) -> ProducerFenced:
         return ProducerFenced(
@@ -326,7 +285,7 @@ class TopicProducers:
     def _check_room(self, name: str, access: AccessMode) -> None:
         self._check_access(name, access)
         self._forget_closed()
-        limit = self._limits.of(self._topic).max_producers_per_topic
+        limit = self.publisher.limits.of(self._topic).max_producers_per_topic
         others = sum(1 for producer in self if producer.name != name)
         check_room(others, limit, f"producers of topic {self._topic}")
 
@@ -346,12 +305,12 @@ class TopicProducers:
 
     def _forget_closed(self) -> None:
         for name in [name for name, producer in self._by_name.items() if not producer.is_open]:
-            if self._by_name[name].is_quiet:
+            if self._by_name[name].is_quiet.is_set():
                 del self._by_name[name]
 
     def drop_idle(self, idle_s: float = IDLE_S) -> None:
         """Forget those that end without saying so."""
-        before = self._clock() - idle_s
+        before = self.clock() - idle_s
         for producer in list(self):
             if not producer.has_stream and producer.used_at <= before:
                 producer.close()

@@ -43,7 +43,7 @@ from sava.storage.topic_log import TopicClosed, TopicLog
 from sava.tasks import SingleFlight
 from sava.topics.errors import MessageTooLarge, TopicMismatch, TopicMoved
 from sava.topics.names import TopicName
-from sava.topics.rules import RateLimiter, SchemaChecks, TopicCheck, TopicLimits
+from sava.topics.rules import EffectiveLimits, RateLimiter, SchemaChecks, TopicCheck, TopicLimits
 
 _log = logging.getLogger(__name__)
 
@@ -86,8 +86,12 @@ class Publisher:
     def __init__(self, topic: TopicName, sink: Sink, limits: TopicLimits, gate: SchemaChecks) -> None:
         self.topic = topic
         self.sink = sink
-        self._limits = limits
-        self._gate = gate
+        self.limits = limits
+        self.gate = gate
+        self._store = limits.store
+        self._rules_at = -1
+        """The store's revision when rules were looked up."""
+        self._found_rules: tuple[EffectiveLimits, TopicCheck | None]
         self._rate = RateLimiter()
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
@@ -102,35 +106,25 @@ class Publisher:
         self.messages = self.bytes = 0
         """That went to the sink so far."""
 
-    @property
-    def max_message_size(self) -> int:
-        """0: no limit."""
-        return self._limits.of(self.topic).max_message_size
-
-    async def begin(self, batch: RecordBatch, check: Callable[[], None]) -> asyncio.Future[int]:
-        """Accept a verified batch; its future has the base offset when it is durable. ``check`` raises if the
-        producer may not publish (any more); it is asked after every wait."""
-        await self.measure(batch)
-        return await self.begin_checked(batch, check)
-
-    async def measure(self, batch: RecordBatch) -> None:
-        """Raise MessageTooLarge or SchemaRefused unless the topic takes such messages."""
-        if 0 < self.max_message_size < batch.header.body_size:
-            self.check_largest(largest_payload(batch))
-        schema = self._gate.batch_check(self.topic)
-        if schema is not None:
-            await schema.check(batch)
-
-    async def begin_checked(
+    async def begin(
         self,
         batch: RecordBatch | None,
         check: Callable[[], None] = lambda: None,
+        *,
         enter: Callable[[], Awaitable[asyncio.Future[int]]] | None = None,
+        is_measured: bool = False,
     ) -> asyncio.Future[int]:
-        """As ``begin``, for messages that were measured already. ``enter``: how they get into the sink if
-        not as any batch (then there may be none)."""
-        if batch is not None and self._limits.of(self.topic).max_publish_rate:
-            await self._pace(len(batch))
+        """Accept a verified batch; its future has the base offset when it is durable. ``check`` raises if the
+        producer may not publish (any more); it is asked after every wait but that for room. ``enter``: how
+        the batch gets into the sink if not as any batch (then there may be none). ``is_measured``: see
+        ``measure``."""
+        if batch is not None:
+            limits, schema = self._rules()
+            header = batch.header
+            if not is_measured and (schema is not None or 0 < limits.max_message_size < header.body_size):
+                await self.measure(batch)
+            if limits.max_publish_rate:
+                await self._rate.acquire(header.count, limits.max_publish_rate, f"topic {self.topic}")
         check()
         if self._held is not None:
             await self._hold_out()
@@ -140,26 +134,31 @@ class Publisher:
             else:
                 assert batch is not None
                 future = await self.sink.begin(batch)
-            if batch is not None:
-                self._count(batch)
-            return future
         except TopicClosed:  # while it waited for room
             await self._hold_out()
             raise
         except Fenced as error:
             raise TopicMoved(self.topic) from error
+        if batch is not None:
+            self.messages += header.count
+            self.bytes += header.body_size
+        return future
+
+    async def measure(self, batch: RecordBatch) -> None:
+        """Raise MessageTooLarge or SchemaRefused unless the topic takes such messages."""
+        limits, schema = self._rules()
+        if 0 < limits.max_message_size < batch.header.body_size:
+            self.check_largest(largest_payload(batch))
+        if schema is not None:
+            await schema.check(batch)
 
     async def send(self, message: Message, check: Callable[[], None]) -> int:
         """The offset of the message, when it is durable."""
-        limits = self._limits.of(self.topic)
-        limit = limits.max_message_size
-        if limit and len(message.payload) > limit:
-            raise self._too_large(len(message.payload), limit)
-        schema = self._gate.batch_check(self.topic)
+        limits, schema = self._rules()
+        self.check_largest(len(message.payload))
         if schema is not None:
             await schema.check(RecordBatch.from_messages((message,)))
-        if limits.max_publish_rate:
-            await self._pace(1)
+        await self._rate.acquire(1, limits.max_publish_rate, f"topic {self.topic}")
         while self._waiting_bytes >= MAX_WAITING_BYTES and self._closed is None:
             self._room.clear()
             await self._room.wait()
@@ -204,23 +203,23 @@ class Publisher:
 
     # -- admission ---------------------------------------------------------------------------
 
-    async def _pace(self, count: int) -> None:
-        """Wait until ``count`` messages may pass."""
-        rate = self._limits.of(self.topic).max_publish_rate
-        await self._rate.acquire(count, rate, f"topic {self.topic}")
+    def _rules(self) -> tuple[EffectiveLimits, TopicCheck | None]:
+        """Limits and schema as they are now: a change takes effect with the next message."""
+        revision = self._store.local.revision
+        if revision != self._rules_at:
+            self._found_rules = self.limits.of(self.topic), self.gate.batch_check(self.topic)
+            self._rules_at = revision
+        return self._found_rules
+
+    @property
+    def max_message_size(self) -> int:
+        """0: no limit."""
+        return self._rules()[0].max_message_size
 
     def check_largest(self, size: int) -> None:
         """Raise MessageTooLarge if the topic takes no payload of this size."""
-        limit = self.max_message_size
-        if limit and size > limit:
-            raise self._too_large(size, limit)
-
-    def schema_check(self) -> TopicCheck | None:
-        """None: the topic takes any message, at this moment."""
-        return self._gate.batch_check(self.topic)
-
-    def _too_large(self, size: int, limit: int) -> MessageTooLarge:
-        return MessageTooLarge(f"topic {self.topic}: a message has {size} bytes; the limit is {limit}")
+        if 0 < (limit := self.max_message_size) < size:
+            raise MessageTooLarge(f"topic {self.topic}: a message has {size} bytes; the limit is {limit}")
 
     # -- joining -----------------------------------------------------------------------------
 
@@ -282,17 +281,14 @@ class Publisher:
 
     async def _enter(self, batch: RecordBatch) -> asyncio.Future[int]:
         self._is_entering = True
-        self._count(batch)
+        self.messages += len(batch)
+        self.bytes += batch.header.body_size
         try:
             return await self.sink.begin(batch)
         except Fenced as error:
             raise TopicMoved(self.topic) from error
         finally:
             self._is_entering = False
-
-    def _count(self, batch: RecordBatch) -> None:
-        self.messages += len(batch)
-        self.bytes += batch.header.body_size
 
     def _stopped(self) -> SavaError:
         return self._closed or TopicClosed(f"topic {self.topic}: publishing was stopped")
@@ -401,10 +397,12 @@ class StagedWrites:
     def __init__(self, publisher: Publisher, log: TopicLog | None) -> None:
         self._publisher = publisher
         self._log = log
-        self._runs: SingleFlight[tuple[int, int], None] = SingleFlight()
-        """Two that publish the same run at once would both find its next frame missing."""
+        self.runs: SingleFlight[tuple[int, int], None] = SingleFlight()
+        """Under way. Two that publish the same run at once would both find its next frame missing."""
 
     async def check(self, stage: Stage, sections: Sequence[Section]) -> None:
+        """Raise unless the topic takes these messages: TopicMismatch, MessageTooLarge, SchemaRefused,
+        StagedInvalid."""
         if self._log is None:
             raise TopicMismatch(
                 f"topic {self._publisher.topic} is not reliable: what it does not keep cannot be there "
@@ -412,7 +410,7 @@ class StagedWrites:
             )
         for section in sections:
             self._publisher.check_largest(section.largest)
-        schema = self._publisher.schema_check()
+        schema = self._publisher.gate.batch_check(self._publisher.topic)
         if schema is None:
             return
         async with stage.slots, aclosing(staging.read_batches(stage.objects, sections)) as batches:
@@ -421,12 +419,11 @@ class StagedWrites:
                 await schema.check(batch)
 
     async def publish(self, stage: Stage, run: Run) -> None:
+        """Until all of it is durable, however often it is asked for. What is in the topic already is not
+        published again. Raises TopicMoved, TopicClosed, LimitReached and what keeps the sections from being
+        read; what was published by then stays, and the next call continues behind it."""
         key = run.producer_id, run.ordinal
-        await self._runs.run(key, lambda: self._publish(stage, run))
-
-    async def close(self, error: SavaError) -> None:
-        """Callers that wait get the error; what was accepted resolves."""
-        await self._runs.stop(error)
+        await self.runs.run(key, lambda: self._publish(stage, run))
 
     async def _publish(self, stage: Stage, run: Run) -> None:
         assert self._log is not None
@@ -439,7 +436,7 @@ class StagedWrites:
             async for group in groups:
                 for frame in await asyncio.to_thread(_frames, group, run, done, largest):
                     # One at a time: a second one behind a refused first would be a gap, and hide the reason.
-                    await asyncio.shield(await self._publisher.begin_checked(frame))
+                    await asyncio.shield(await self._publisher.begin(frame, is_measured=True))
                     done += len(frame)
 
 

@@ -22,15 +22,22 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.metadata.commands import Compare, Delete, DeletePrefix, KeyValue, Operation, Put
-from sava.metadata.records import absent, present, unchanged
+from sava.metadata.commands import Compare, Delete, DeletePrefix, KeyValue, Put
+from sava.metadata.records import (
+    Decide,
+    RecordChange,
+    RecordStore,
+    Versioned,
+    absent,
+    present,
+    unchanged,
+)
 from sava.metadata.store import MetadataStore
 from sava.topics import specs
 from sava.topics.errors import (
     NamespaceExists,
     NamespaceNotEmpty,
     NamespaceUnknown,
-    RegistryBusy,
     TopicBeingDeleted,
     TopicExists,
     TopicMismatch,
@@ -43,8 +50,6 @@ MAX_PARTITIONS: Final = 1000
 STEP: Final = 400
 """Operations in one transaction, below the store's limit."""
 PAGE: Final = 1000
-ATTEMPTS: Final = 100
-"""Each attempt fails only because another caller succeeded."""
 
 
 class Located(NamedTuple):
@@ -53,11 +58,6 @@ class Located(NamedTuple):
     name: TopicName
     spec: TopicSpec
     unchanged: Compare
-
-
-class _Held(NamedTuple):
-    spec: TopicSpec | None
-    revision: int
 
 
 class Family(NamedTuple):
@@ -74,6 +74,7 @@ class Registry:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        self._records = RecordStore(store)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -103,13 +104,13 @@ class Registry:
 
     async def locate(self, name: TopicName) -> Located:
         """Linearizable. Raises TopicUnknown."""
-        held = await self._read(name.head)
-        spec = held.spec
+        head = await self._read(name.head)
+        spec = head.value
         if spec is not None and not spec.deleting and name.head != name:
-            spec = (await self._read(name)).spec
+            spec = (await self._read(name)).value
         if spec is None or spec.deleting:
             raise TopicUnknown(name)
-        return Located(name, spec, unchanged(specs.spec_key(name.head), held.revision))
+        return Located(name, spec, head.unchanged)
 
     async def list(self, namespace: str | None = None) -> dict[TopicName, TopicSpec]:
         """All topics, partitioned ones and their partitions included."""
@@ -148,9 +149,8 @@ class Registry:
             after = page.kvs[-1].key if page.kvs else after
         return found
 
-    async def _read(self, name: TopicName) -> _Held:
-        kv = await self._store.get(specs.spec_key(name))
-        return _Held(None, 0) if kv is None else _Held(specs.decode(kv, TopicSpec), kv.mod_revision)
+    async def _read(self, name: TopicName) -> Versioned[TopicSpec]:
+        return await self._records.get(specs.spec_key(name), TopicSpec)
 
     # -- creating ----------------------------------------------------------------------------
 
@@ -169,17 +169,19 @@ class Registry:
                 raise TopicExists(f"topic {name} exists already")
             await self._extend(part[0], part[1] + 1, reliable)
             return await self.need(name)
-        held = await self._read(name)
-        if held.spec is not None:
-            raise self._taken(name, held.spec)
         if partitions:
+            if (older := (await self._read(name)).value) is not None:
+                raise self._taken(name, older)
             return await self._extend(name, partitions, reliable)
-        spec = TopicSpec(
-            topic_id=await self._store.allocate_id(specs.TOPIC_IDS), reliable=reliable, created_ms=_now_ms()
-        )
-        if await self._commit(name, 0, [_put(name, spec)]):
-            return spec
-        raise self._taken(name, (await self._read(name)).spec)
+
+        async def create(found: Versioned[TopicSpec]) -> RecordChange[TopicSpec]:
+            if found.value is not None:
+                raise self._taken(name, found.value)
+            topic_id = await self._store.allocate_id(specs.TOPIC_IDS)
+            spec = TopicSpec(topic_id=topic_id, reliable=reliable, created_ms=_now_ms())
+            return RecordChange(spec, conditions=(present(specs.namespace_key(name.namespace)),))
+
+        return await self._update(name, create)
 
     async def ensure(self, name: TopicName, *, reliable: bool | None) -> TopicSpec:
         """The topic, created if it is missing (reliable unless said otherwise). Raises TopicMismatch if it is
@@ -210,41 +212,49 @@ class Registry:
             raise InvalidName(f"topic {head}: {partitions} partitions; it can have {MAX_PARTITIONS}")
         if head.partition_of is not None:
             raise InvalidName(f"topic {head}: this is the name of a partition, which has none itself")
-        for _ in range(ATTEMPTS):
-            spec, revision = await self._read(head)
+
+        async def extend(found: Versioned[TopicSpec]) -> RecordChange[TopicSpec] | None:
+            spec = found.value
             if spec is not None:
                 if spec.deleting or not spec.partitions:
                     raise self._taken(head, spec)
                 check_kind(head, spec, reliable)
                 if spec.partitions >= partitions:
-                    return spec
-            await self._add_partitions(head, spec, revision, partitions, reliable)
-        raise RegistryBusy(f"topic {head} changed under {ATTEMPTS} attempts to change it")
+                    return None
+            return await self._more_partitions(head, spec, partitions, reliable)
 
-    async def _add_partitions(
-        self, head: TopicName, spec: TopicSpec | None, revision: int, partitions: int, reliable: bool
-    ) -> None:
+        while (spec := await self._update(head, extend)).partitions < partitions:
+            pass  # a step was done
+        return spec
+
+    async def _more_partitions(
+        self, head: TopicName, spec: TopicSpec | None, partitions: int, reliable: bool
+    ) -> RecordChange[TopicSpec]:
         start = spec.partitions if spec is not None else 0
         end = min(partitions, start + STEP)
         first_id = await self._store.allocate_id(specs.TOPIC_IDS, count=end - start + 1)
         now = _now_ms()
         if spec is None:
             spec = TopicSpec(topic_id=first_id, reliable=reliable, created_ms=now)
-        operations = [_put(head, msgspec.structs.replace(spec, partitions=end))]
+        puts = []
         for index in range(start, end):
             partition = TopicSpec(topic_id=first_id + 1 + index - start, reliable=reliable, created_ms=now)
-            operations.append(_put(head.partition(index), partition))
-        await self._commit(head, revision, operations)
+            puts.append(Put(specs.spec_key(head.partition(index)), specs.encode(partition)))
+        namespace = present(specs.namespace_key(head.namespace))
+        return RecordChange(msgspec.structs.replace(spec, partitions=end), puts, (namespace,))
 
-    async def _commit(self, name: TopicName, revision: int, operations: Iterable[Operation]) -> bool:
-        """Unless the topic's record was changed. Raises NamespaceUnknown."""
-        namespace = specs.namespace_key(name.namespace)
-        compare = (present(namespace), unchanged(specs.spec_key(name), revision))
-        if (await self._store.txn(compare, tuple(operations))).succeeded:
-            return True
-        if await self._store.get(namespace) is None:
-            raise NamespaceUnknown(name.namespace)
-        return False
+    async def _update(self, name: TopicName, decide: Decide[TopicSpec]) -> TopicSpec:
+        """Raises NamespaceUnknown, and as ``RecordStore.update``."""
+
+        async def check_namespace() -> None:
+            if await self._store.get(specs.namespace_key(name.namespace)) is None:
+                raise NamespaceUnknown(name.namespace)
+
+        updated = await self._records.update(
+            specs.spec_key(name), TopicSpec, decide, what=f"topic {name}", on_refused=check_namespace
+        )
+        assert updated.value is not None
+        return updated.value
 
     def _taken(self, name: TopicName, spec: TopicSpec | None) -> TopicExists | TopicBeingDeleted:
         if spec is not None and spec.deleting:
@@ -257,15 +267,13 @@ class Registry:
     ) -> None:
         """What the topic, and its partitions, have different from their namespace. Takes effect at once, on
         every broker. Raises TopicUnknown."""
-        key = specs.policy_key(name)
-        for _ in range(ATTEMPTS):
+
+        async def decide(found: Versioned[NamespacePolicy]) -> RecordChange[NamespacePolicy]:
             located = await self.locate(name)
-            kv = await self._store.get(key)
-            policy = specs.decode(kv, NamespacePolicy) if kv is not None else NamespacePolicy()
-            compare = (located.unchanged, unchanged(key, kv.mod_revision if kv is not None else 0))
-            if (await self._store.txn(compare, (Put(key, specs.encode(change(policy))),))).succeeded:
-                return
-        raise RegistryBusy(f"topic {name} changed under {ATTEMPTS} attempts to change its policy")
+            return RecordChange(change(found.value or NamespacePolicy()), conditions=(located.unchanged,))
+
+        what = f"the policy of topic {name}"
+        await self._records.update(specs.policy_key(name), NamespacePolicy, decide, what=what)
 
     # -- deleting ----------------------------------------------------------------------------
 
@@ -274,19 +282,20 @@ class Registry:
         TopicUnknown, TopicMismatch."""
         if name.partition_of is not None and await self.get(name) is not None:
             raise TopicMismatch(f"topic {name} is a partition; delete the topic that it is a part of")
-        for _ in range(ATTEMPTS):
-            spec, revision = await self._read(name)
-            if spec is None:
+
+        def mark(found: Versioned[TopicSpec]) -> RecordChange[TopicSpec] | None:
+            if found.value is None:
                 raise TopicUnknown(name)
-            if not spec.deleting:
-                marked = _put(name, msgspec.structs.replace(spec, deleting=True))
-                await self._store.txn((unchanged(specs.spec_key(name), revision),), (marked,))
-                continue
-            members = [(name, spec)]
-            if spec.partitions:
-                members = await self._partitions_of(name, spec)
-            return Family(name, tuple(members), unchanged(specs.spec_key(name), revision))
-        raise RegistryBusy(f"topic {name} changed under {ATTEMPTS} attempts to delete it")
+            if found.value.deleting:
+                return None
+            return RecordChange(msgspec.structs.replace(found.value, deleting=True))
+
+        key = specs.spec_key(name)
+        marked = await self._records.update(key, TopicSpec, mark, what=f"topic {name}")
+        spec = marked.value
+        assert spec is not None
+        members = await self._partitions_of(name, spec) if spec.partitions else [(name, spec)]
+        return Family(name, tuple(members), unchanged(key, marked.revision))
 
     async def _partitions_of(
         self, head: TopicName, spec: TopicSpec
@@ -295,9 +304,9 @@ class Registry:
         found: builtins.list[tuple[TopicName, TopicSpec]] = []
         for index in range(spec.partitions):
             partition = head.partition(index)
-            held = await self._read(partition)
-            if held.spec is not None:
-                found.append((partition, held.spec))
+            spec_of = (await self._read(partition)).value
+            if spec_of is not None:
+                found.append((partition, spec_of))
         return found
 
     async def finish_delete(self, family: Family) -> None:
@@ -337,15 +346,8 @@ def check_kind(name: TopicName, spec: TopicSpec, reliable: bool | None) -> None:
         raise TopicMismatch(f"topic {name} is {kinds[spec.reliable]}, and was to be {kinds[reliable]}")
 
 
-def _put(name: TopicName, spec: TopicSpec) -> Put:
-    return Put(specs.spec_key(name), specs.encode(spec))
-
-
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-NAMESPACE_ATTEMPTS: Final = 16
 
 
 class Namespaces:
@@ -364,6 +366,7 @@ class Namespaces:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        self._records = RecordStore(store)
 
     async def create(self, namespace: str, policy: NamespacePolicy = NamespacePolicy()) -> None:  # noqa: B008 (frozen)
         """Raises NamespaceExists, InvalidName."""
@@ -388,20 +391,24 @@ class Namespaces:
         try:
             await self._check_empty(namespace)
         except NamespaceNotEmpty:
-            await self._store.txn((absent(key),), (Put(key, removed),))
+            await self._store.txn((absent(key),), (Put(key, specs.encode(removed)),))
             raise
         await self._store.txn((absent(key),), (DeletePrefix(specs.namespace_prefix(namespace)),))
 
-    async def _remove_record(self, namespace: str, key: str) -> bytes:
+    async def _remove_record(self, namespace: str, key: str) -> NamespacePolicy:
         """If there are no topics. What it was."""
-        for _ in range(NAMESPACE_ATTEMPTS):
-            kv = await self._store.get(key)
-            if kv is None:
+        removed = NamespacePolicy()
+
+        async def remove(found: Versioned[NamespacePolicy]) -> RecordChange[NamespacePolicy]:
+            nonlocal removed
+            if found.value is None:
                 raise NamespaceUnknown(namespace)
+            removed = found.value
             await self._check_empty(namespace)
-            if (await self._store.txn((unchanged(key, kv.mod_revision),), (Delete(key),))).succeeded:
-                return kv.value
-        raise RegistryBusy(f"namespace {namespace} changed under {NAMESPACE_ATTEMPTS} attempts to delete it")
+            return RecordChange(None)
+
+        await self._records.update(key, NamespacePolicy, remove, what=f"namespace {namespace}")
+        return removed
 
     async def _check_empty(self, namespace: str) -> None:
         found = await self._store.range(specs.namespace_topics_prefix(namespace), limit=1)
@@ -433,13 +440,11 @@ class Namespaces:
         """Takes effect at once, on every broker. Two who change different limits at the same time both have
         their way. Raises NamespaceUnknown."""
         key = specs.namespace_key(check_name(namespace, "namespace"))
-        for _ in range(NAMESPACE_ATTEMPTS):
-            kv = await self._store.get(key)
-            if kv is None:
+
+        def decide(found: Versioned[NamespacePolicy]) -> RecordChange[NamespacePolicy]:
+            if found.value is None:
                 raise NamespaceUnknown(namespace)
-            put = Put(key, specs.encode(change(specs.decode(kv, NamespacePolicy))))
-            if (await self._store.txn((unchanged(key, kv.mod_revision),), (put,))).succeeded:
-                return
-        raise RegistryBusy(
-            f"namespace {namespace} changed under {NAMESPACE_ATTEMPTS} attempts to change its policy"
-        )
+            return RecordChange(change(found.value))
+
+        what = f"the policy of namespace {namespace}"
+        await self._records.update(key, NamespacePolicy, decide, what=what)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from sava.config import PolicySettings
 from sava.metadata.commands import KeyValue, Put
-from sava.metadata.records import absent, present
+from sava.metadata.records import RecordChange, RecordStore, Versioned, present
 from sava.metadata.store import MetadataStore
 from sava.records import RecordBatch
 from sava.schemas import records
@@ -93,13 +93,13 @@ class LocalRecords(Generic[T]):
         read: Callable[[list[KeyValue]], T],
     ) -> None:
         """``keys`` of a topic's records; ``read`` gets those that are there, in the same order."""
-        self._store = store
+        self.store = store
         self._keys = keys
         self._read = read
         self._known: dict[TopicName, _Known[T]] = {}
 
     def of(self, topic: TopicName) -> T:
-        local = self._store.local
+        local = self.store.local
         known = self._known.get(topic)
         if known is None:
             if len(self._known) >= MAX_KNOWN:
@@ -107,12 +107,13 @@ class LocalRecords(Generic[T]):
             known = self._known[topic] = _Known(self._keys(topic), self._read([]))
         elif known.looked_at == local.revision:
             return known.value
-        known.looked_at = local.revision
+        revision = local.revision
         records = [local.get(key) for key in known.keys]
         revisions = [kv.mod_revision if kv is not None else 0 for kv in records]
         if known.revisions != revisions:
             known.value = self._read([kv for kv in records if kv is not None])
             known.revisions = revisions
+        known.looked_at = revision  # last: a record that cannot be read is an error each time
         return known.value
 
 
@@ -126,7 +127,7 @@ class _Known(Generic[T]):
     revisions: list[int] = field(default_factory=list)
 
 
-class TopicLimits:
+class TopicLimits(LocalRecords[EffectiveLimits]):
     """A partition has what its partitioned topic has, unless it has a policy of its own."""
 
     def __init__(self, store: MetadataStore, policies: PolicySettings) -> None:
@@ -135,8 +136,7 @@ class TopicLimits:
         def read(kvs: list[KeyValue]) -> EffectiveLimits:
             return combine((*(specs.decode(kv, NamespacePolicy) for kv in kvs), last))
 
-        self._records = LocalRecords(store, _levels, read)
-        self.of: Callable[[TopicName], EffectiveLimits] = self._records.of
+        super().__init__(store, _levels, read)
 
 
 def _levels(topic: TopicName) -> tuple[str, ...]:
@@ -276,15 +276,21 @@ class SchemaChecks:
 
     async def _assign(self, topic: TopicName, subject: str) -> str:
         """The topic's subject: this one, unless it has one already."""
-        head = topic.head
-        key = specs.schema_key(head)
-        put = Put(key, specs.encode(TopicSchema(subject=subject)))
-        if (await self._store.txn((present(specs.spec_key(head)), absent(key)), (put,))).succeeded:
-            return subject
-        kv = await self._store.get(key)
-        if kv is None:
+
+        def assign(found: Versioned[TopicSchema]) -> RecordChange[TopicSchema] | None:
+            if found.value is not None:
+                return None
+            return RecordChange(
+                TopicSchema(subject=subject), conditions=(present(specs.spec_key(topic.head)),)
+            )
+
+        async def refused() -> None:
             raise TopicUnknown(topic)
-        return specs.decode(kv, TopicSchema).subject
+
+        key = specs.schema_key(topic.head)
+        assigned = await RecordStore(self._store).update(key, TopicSchema, assign, on_refused=refused)
+        assert assigned.value is not None
+        return assigned.value.subject
 
     def batch_check(self, topic: TopicName) -> TopicCheck | None:
         """None: the topic takes any message. Asked for every batch, so that a change takes effect at once."""

@@ -155,7 +155,7 @@ class ServedTopics:
         await cancelled(*self._tasks)
         stopped = TopicClosed("this broker stops")
         await self._loading.stop(stopped)
-        await self._deletions.stop(stopped)
+        await self._deletions.running.stop(stopped)
         topics = [*self._loaded.values(), *self._ending]
         await asyncio.gather(*(self._close(topic, "this broker stops") for topic in topics))
         await self._keeper.close()
@@ -319,7 +319,7 @@ class ServedTopics:
             topic_log = await self._storage.open_topic(key, epoch=taken.epoch, guard=taken)
         topic = Topic(taken, topic_log, self._parts)
         try:
-            await topic.load()
+            await topic.subscription_set.load()
         except BaseException:
             await self._close(topic, "it could not be loaded")
             raise

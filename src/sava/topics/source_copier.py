@@ -137,7 +137,9 @@ class SourceCopier:
             try:
                 for record in records:
                     enter = partial(self._log.extend, record)
-                    future = await self._publisher.begin_checked(record.batch, self._check, enter)
+                    future = await self._publisher.begin(
+                        record.batch, self._check, enter=enter, is_measured=True
+                    )
                     start = record.end
                     appended += len(record.batch) if record.batch is not None else 0
             except SourcePositionMismatch:

@@ -27,6 +27,7 @@ import msgspec
 
 from sava.metadata.commands import KeyValue
 from sava.metadata.records import RecordCorrupt
+from sava.metadata.records import encode as encode
 from sava.topics.names import TopicName
 
 T = TypeVar("T")
@@ -116,11 +117,6 @@ def topic_of_spec_key(key: str) -> TopicName | None:
     """The topic whose spec the key holds; None if it holds something else."""
     parts = key.split("/")
     return TopicName(parts[2], parts[3]) if len(parts) == 5 and parts[4] == "spec" else None
-
-
-def encode(record: msgspec.Struct) -> bytes:
-    """JSON: ``sava meta get`` shows an operator what is there."""
-    return msgspec.json.encode(record)
 
 
 def decode(kv: KeyValue, kind: type[T]) -> T:

@@ -24,7 +24,16 @@ import msgspec
 
 from sava.errors import SavaError
 from sava.metadata.commands import Compare, Delete, DeletePrefix, Put, Relation, Target
-from sava.metadata.records import RecordCorrupt, absent, unchanged
+from sava.metadata.records import (
+    Decide,
+    RecordBusy,
+    RecordChange,
+    RecordCorrupt,
+    RecordStore,
+    Updated,
+    Versioned,
+    absent,
+)
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
 from sava.storage.source_positions import is_replication_slot, slot_remote
@@ -37,7 +46,6 @@ from sava.topics.dispatch.core import Counters
 from sava.topics.errors import (
     ConsumerClosed,
     MessageInvalid,
-    RegistryBusy,
     SubscriptionExists,
     SubscriptionMismatch,
     SubscriptionUnknown,
@@ -144,7 +152,6 @@ def check_consumer(
 log = logging.getLogger(__name__)
 
 PAGE: Final = 1000
-ATTEMPTS: Final = 16
 MAX_AHEAD: Final = 1000
 """Subscriptions of one topic that have settings and do not exist yet."""
 FLUSH_S: Final = 5.0
@@ -157,13 +164,14 @@ class Subscriptions:
     def __init__(self, tenure: Tenure, log: TopicLog, parts: TopicDependencies) -> None:
         self._topic = tenure.name
         self._tenure = tenure
-        self._log = log
+        self.log = log
         self._parts = parts
         self._store = tenure.store
         self._live: dict[str, Subscription] = {}
         self._cursors: dict[str, KeptCursor] = {}
         self._creating: SingleFlight[str, None] = SingleFlight()
-        self._records = ConsumerRecords(tenure)
+        self._consumer_records = ConsumerRecords(tenure)
+        self._records = RecordStore(tenure.store)
         self._closed: SavaError | None = None
         self._hooks = Hooks(dead_letter=self._dead_letter, dispatch_rate=self._dispatch_rate)
         self.retired = Counters()
@@ -175,7 +183,7 @@ class Subscriptions:
 
     @property
     def ids(self) -> ConsumerIds:
-        return self._records.ids
+        return self._consumer_records.ids
 
     @property
     def lowest_cursor(self) -> int | None:
@@ -228,7 +236,7 @@ class Subscriptions:
             await slices.next()
 
     def _add(self, name: str, spec: SubscriptionSpec, cursor: CursorRecord, created: int) -> None:
-        subscription = Subscription(self._topic, name, spec, cursor, self._log, self._hooks)
+        subscription = Subscription(self._topic, name, spec, cursor, self.log, self._hooks)
         exists = Compare(
             specs.subscription_key(self._topic, name), Target.CREATE_REVISION, Relation.EQUAL, created
         )
@@ -253,7 +261,7 @@ class Subscriptions:
         consumer_id = self.ids.id_of(name, options.consumer_name)
         check_consumer(self._topic, options, self.live, self._parts.limits)
         if options.durable_id:
-            await self._records.remember(known(self._topic, options, consumer_id))
+            await self._consumer_records.remember(known(self._topic, options, consumer_id))
             check_consumer(self._topic, options, self.live, self._parts.limits)
         self._check_open()
         return self.need(name).attach(
@@ -285,82 +293,87 @@ class Subscriptions:
         """A link's cursor: keep what is there from this position on, or the nearest one, because it is to be
         copied again. One that is not beyond stays as it is. Raises SubscriptionUnknown."""
         subscription = self.need(name)
-        offset = await resolve(self._log, self._nearest(start))
+        offset = await resolve(self.log, self._nearest(start))
         if offset < subscription.cursor_offset:
             await subscription.seek(offset)
             await self.acks_stored(name)
 
     def _nearest(self, start: Position) -> Position:
         if isinstance(start, AtOffset):
-            return AtOffset(min(max(start.offset, self._log.start_offset), self._log.next_offset))
+            return AtOffset(min(max(start.offset, self.log.start_offset), self.log.next_offset))
         return start
 
     async def _create(self, name: str, options: SubscribeOptions, *, is_chosen: bool = True) -> None:
-        """The subscription and its start, in one transaction. One that is there already stays as it is.
-        ``is_chosen``: a caller wanted it to begin there."""
+        """The subscription and its start, in one transaction. One that is there already stays as it is: it is
+        of an attempt whose outcome was not known. ``is_chosen``: a caller wanted it to begin there."""
         if not is_replication_slot(name):
             users = sum(not is_replication_slot(each) for each in self._live)
             check_new(self._topic, users + len(self._creating) - 1, self._parts.limits)
-        start = await resolve(self._log, options.start)
+        start = await resolve(self.log, options.start)
         cursor = CursorRecord(start, (), self._tenure.epoch)
-        key, ahead_key = specs.subscription_key(self._topic, name), specs.settings_key(self._topic, name)
-        for _ in range(ATTEMPTS):
-            ahead, revision = await self._set_ahead(name)
+
+        async def create(found: Versioned[SubscriptionSpec]) -> RecordChange[SubscriptionSpec] | None:
+            if found.value is not None:
+                return None
+            ahead = await self._set_ahead(name)
+            settings = ahead.value or SettingsAhead()
             spec = SubscriptionSpec(
                 type=options.type,
-                failure_policy=ahead.failure_policy or FailurePolicy(ack_timeout_ms=options.ack_timeout_ms),
-                max_unacked_messages=ahead.max_unacked_messages or self._parts.max_unacked_messages,
+                failure_policy=settings.failure_policy
+                or FailurePolicy(ack_timeout_ms=options.ack_timeout_ms),
+                max_unacked_messages=settings.max_unacked_messages or self._parts.max_unacked_messages,
                 created_ms=time.time_ns() // 1_000_000,
                 first=0 if is_chosen else start,
             )
-            writes: list[Put | Delete] = [
-                Put(key, specs.encode(spec)),
-                Put(specs.cursor_key(self._topic, name), specs.encode(cursor)),
-            ]
-            if revision:
-                writes.append(Delete(ahead_key))
-            result = await self._tenure.write(writes, absent(key), unchanged(ahead_key, revision))
-            self._check_open()
-            if result.succeeded:
-                self._add(name, spec, cursor, result.revision)
-                return
-            if await self._adopt(name):
-                return
-        raise RegistryBusy(f"subscription {name} of topic {self._topic} changed under {ATTEMPTS} attempts")
+            writes: list[Put | Delete] = [Put(specs.cursor_key(self._topic, name), specs.encode(cursor))]
+            if ahead.value is not None:
+                writes.append(Delete(ahead.key))
+            return RecordChange(spec, writes, (self._tenure.holds, ahead.unchanged))
 
-    async def _set_ahead(self, name: str) -> tuple[SettingsAhead, int]:
-        """What was set for a subscription that does not exist yet, and the revision of that record."""
-        kv = await self._store.get(specs.settings_key(self._topic, name))
-        if kv is None:
-            return SettingsAhead(), 0
-        return specs.decode(kv, SettingsAhead), kv.mod_revision
+        created = await self._update(name, create)
+        self._check_open()
+        if created.is_changed:
+            assert created.value is not None
+            self._add(name, created.value, cursor, created.revision)
+        else:
+            await self._adopt(name)
 
-    async def _adopt(self, name: str) -> bool:
-        """Take the record of an attempt whose outcome was not known; False: there is none, so it was the
-        settings that changed."""
+    async def _update(self, name: str, decide: Decide[SubscriptionSpec]) -> Updated[SubscriptionSpec]:
+        """Of the subscription's record, if the tenure holds. Raises NotOwner."""
+        key = specs.subscription_key(self._topic, name)
+        what = f"subscription {name} of topic {self._topic}"
+        return await self._records.update(
+            key, SubscriptionSpec, decide, what=what, on_refused=self._tenure.check
+        )
+
+    async def _set_ahead(self, name: str) -> Versioned[SettingsAhead]:
+        """What was set for a subscription that does not exist yet."""
+        return await self._records.get(specs.settings_key(self._topic, name), SettingsAhead)
+
+    async def _adopt(self, name: str) -> None:
+        """Take the records of an attempt whose outcome was not known."""
         kv = await self._store.get(specs.subscription_key(self._topic, name))
         cursor = await self._store.get(specs.cursor_key(self._topic, name))
         self._check_open()
-        if kv is None:
-            return False
-        if cursor is None:
-            raise RegistryBusy(f"subscription {name} of topic {self._topic} is being removed")
+        if kv is None or cursor is None:
+            raise RecordBusy(f"subscription {name} of topic {self._topic} is being removed")
         spec = specs.decode(kv, SubscriptionSpec)
         self._add(name, spec, specs.decode(cursor, CursorRecord), kv.create_revision)
-        return True
 
     # -- changing ----------------------------------------------------------------------------
 
     async def unsubscribe(self, name: str) -> None:
         """Its consumers end, and its position is forgotten. Raises SubscriptionUnknown."""
         self.need(name)
-        await self._tenure.write(
-            (
-                Delete(specs.subscription_key(self._topic, name)),
-                Delete(specs.cursor_key(self._topic, name)),
-                DeletePrefix(specs.consumers_prefix(self._topic, name)),
-            )
+        others = (
+            Delete(specs.cursor_key(self._topic, name)),
+            DeletePrefix(specs.consumers_prefix(self._topic, name)),
         )
+
+        def remove(found: Versioned[SubscriptionSpec]) -> RecordChange[SubscriptionSpec] | None:
+            return RecordChange(None, others, (self._tenure.holds,)) if found.value is not None else None
+
+        await self._update(name, remove)
         subscription = self._live.pop(name, None)
         if subscription is not None:
             if (cursor := self._cursors.pop(name, None)) is not None:  # not if the topic closes meanwhile
@@ -384,53 +397,60 @@ class Subscriptions:
 
     async def settings_ahead(self, name: str) -> SettingsAhead:
         """What was set for a subscription that does not exist yet. Raises SubscriptionUnknown without."""
-        settings, revision = await self._set_ahead(name)
-        if not revision:
+        settings = (await self._set_ahead(name)).value
+        if settings is None:
             raise SubscriptionUnknown(self._topic, name)
         return settings
 
     async def _configure(self, name: str, *, ahead: bool, **changes: Any) -> None:
-        for _ in range(ATTEMPTS):
-            self._check_open()
-            if name in self._live or not ahead:
-                is_done = await self._configure_live(name, changes)
-            else:
-                is_done = await self._configure_ahead(name, changes)
-            if is_done:
+        self._check_open()
+        if name not in self._live and ahead:
+            try:
+                await self._configure_ahead(name, changes)
                 return
-        raise RegistryBusy(f"subscription {name} of topic {self._topic} changed under {ATTEMPTS} attempts")
-
-    async def _configure_live(self, name: str, changes: dict[str, Any]) -> bool:
+            except SubscriptionExists:
+                pass  # it was created meanwhile
         subscription = self.need(name)
-        key = specs.subscription_key(self._topic, name)
-        kv = await self._store.get(key)
-        if kv is None:
-            raise SubscriptionUnknown(self._topic, name)
-        spec = msgspec.structs.replace(specs.decode(kv, SubscriptionSpec), **changes)
-        put = Put(key, specs.encode(spec))
-        if not (await self._tenure.write((put,), unchanged(key, kv.mod_revision))).succeeded:
-            return False
-        subscription.configure(spec)
-        return True
 
-    async def _configure_ahead(self, name: str, changes: dict[str, Any]) -> bool:
+        def configure(found: Versioned[SubscriptionSpec]) -> RecordChange[SubscriptionSpec]:
+            if found.value is None:
+                raise SubscriptionUnknown(self._topic, name)
+            spec = msgspec.structs.replace(found.value, **changes)
+            return RecordChange(spec, conditions=(self._tenure.holds,))
+
+        updated = await self._update(name, configure)
+        assert updated.value is not None
+        subscription.configure(updated.value)
+
+    async def _configure_ahead(self, name: str, changes: dict[str, Any]) -> None:
         """That the subscription is absent is a condition of the write, and that the settings are unchanged
-        one of its creation: one of the two sees the other, whichever comes first."""
+        one of its creation: one of the two sees the other, whichever comes first. Raises
+        SubscriptionExists."""
         check_unreserved(check_name(name, "subscription"))
-        key = specs.settings_key(self._topic, name)
-        settings, revision = await self._set_ahead(name)
-        if not revision:
-            page = await self._store.range(specs.settings_prefix(self._topic), limit=MAX_AHEAD)
-            check_room(len(page.kvs), MAX_AHEAD, f"settings of topic {self._topic} without a subscription")
-        put = Put(key, specs.encode(msgspec.structs.replace(settings, **changes)))
-        conditions = unchanged(key, revision), absent(specs.subscription_key(self._topic, name))
-        return (await self._tenure.write((put,), *conditions)).succeeded
+
+        async def configure(found: Versioned[SettingsAhead]) -> RecordChange[SettingsAhead]:
+            if found.value is None:
+                page = await self._store.range(specs.settings_prefix(self._topic), limit=MAX_AHEAD)
+                what = f"settings of topic {self._topic} without a subscription"
+                check_room(len(page.kvs), MAX_AHEAD, what)
+            settings = msgspec.structs.replace(found.value or SettingsAhead(), **changes)
+            is_absent = absent(specs.subscription_key(self._topic, name))
+            return RecordChange(settings, conditions=(self._tenure.holds, is_absent))
+
+        async def refused() -> None:
+            await self._tenure.check()
+            if name in self._live:
+                raise SubscriptionExists(f"topic {self._topic} has a subscription {name} already")
+
+        await self._records.update(
+            specs.settings_key(self._topic, name), SettingsAhead, configure, on_refused=refused
+        )
 
     async def seek(self, name: str, position: Position) -> int:
         """The offset that it is at now; stored when this returns. Raises SubscriptionUnknown,
         OffsetOutOfRange."""
-        subscription = self.need(name)
-        offset = await resolve(self._log, position)
+        subscription = self.need(check_unreserved(name))
+        offset = await resolve(self.log, position)
         await subscription.seek(offset)
         await self.acks_stored(name)
         return offset
@@ -439,8 +459,8 @@ class Subscriptions:
         """For a reader that keeps its own position: ack what is below, in a subscription of whichever type,
         which is created if it is missing; not so a link's. Raises OffsetOutOfRange, LimitReached,
         SubscriptionUnknown."""
-        if offset > self._log.next_offset:
-            raise OffsetOutOfRange(offset, self._log.start_offset, self._log.next_offset)
+        if offset > self.log.next_offset:
+            raise OffsetOutOfRange(offset, self.log.start_offset, self.log.next_offset)
         if not is_replication_slot(name):  # which a caller that has not heard of its end must not bring back
             await self.ensure(name, SubscriptionType.SHARED)
         self.need(name).advance(offset)
@@ -465,7 +485,7 @@ class Subscriptions:
 
     async def tend(self) -> None:
         """Forget consumers that stay away."""
-        await self._records.forget_absent(
+        await self._consumer_records.forget_absent(
             (name, consumer) for name, each in self._live.items() for consumer in each.consumers
         )
 

@@ -43,12 +43,11 @@ from sava.topics.origin_acks import (
     translate,
 )
 from sava.topics.ownership import Tenure
-from sava.topics.producers import AccessMode, ProducerHandle, TopicProducers
-from sava.topics.publishing import Publisher, Run, Stage, StagedWrites
+from sava.topics.producers import TopicProducers
+from sava.topics.publishing import Publisher, Stage, StagedWrites
 from sava.topics.ranges import IntervalSet, Range, difference
 from sava.topics.source_copier import CopyCounts, Source, SourceCopier
 from sava.topics.specs import (
-    FailurePolicy,
     Position,
     SettingsAhead,
     SubscriptionType,
@@ -113,28 +112,20 @@ class Topic:
         self._publisher = Publisher(
             self.name, log if log is not None else self._need_transient(), parts.limits, parts.gate
         )
-        self._staged = StagedWrites(self._publisher, log)
+        self.staged = StagedWrites(self._publisher, log)
         self._cluster = parts.cluster
         self._places = Places()
         self._max_link_backlog = parts.max_link_backlog
         self.copies = CopyCounts()
         """From other clusters."""
         self.producers = TopicProducers(
-            self.name,
-            self.spec.topic_id,
+            self.spec,
+            self.epoch,
             self._publisher,
-            parts.limits,
-            parts.gate,
             log.epochs if log is not None else ProducerEpochs.in_memory(),
-            epoch=self.epoch,
-            is_reliable=self.spec.reliable,
         )
         if log is not None:
             log.producers_in_use = lambda: self.producers.ids
-
-    async def load(self) -> None:
-        """Take up the subscriptions that exist."""
-        await self._subscriptions.load()
 
     @property
     def topic_id(self) -> int:
@@ -147,7 +138,7 @@ class Topic:
         return self.log is None or self.log.status in (LogStatus.OPEN, LogStatus.SEALING)
 
     @property
-    def _subscriptions(self) -> Subscriptions | TransientSubscriptions:
+    def subscription_set(self) -> Subscriptions | TransientSubscriptions:
         return self._reliable if self._reliable is not None else self._need_transient()
 
     @property
@@ -156,46 +147,19 @@ class Topic:
 
     @property
     def subscriptions(self) -> Mapping[str, AnySubscription]:
-        return self._subscriptions.live
+        return self.subscription_set.live
 
     # -- publishing --------------------------------------------------------------------------
 
-    async def open_producer(
-        self,
-        name: str,
-        *,
-        access: AccessMode = AccessMode.SHARED,
-        schema_subject: str = "",
-        takeover: bool,
-        presented: int = 0,
-        is_generated: bool = False,
-    ) -> ProducerHandle:
-        """With ``takeover`` the last open has the name, and an older producer of it is fenced; without, its
-        registration is shared. Raises as ``TopicProducers.open``."""
-        return await self.producers.open(
-            name,
-            access=access,
-            schema_subject=schema_subject,
-            takeover=takeover,
-            presented=presented,
-            is_generated=is_generated,
-        )
-
     async def append(self, batch: RecordBatch) -> int:
         """For the broker's own messages: the base offset when durable."""
-        return await asyncio.shield(await self._publisher.begin(batch, lambda: None))
+        return await asyncio.shield(await self._publisher.begin(batch))
 
     async def check_staged(self, stage: Stage, writer: str, sections: Sequence[Section]) -> None:
-        """Raise unless the topic takes these messages of the writer: TopicMismatch, MessageTooLarge,
-        SchemaRefused, ProducerBusy, StagedInvalid."""
+        """Raise unless the topic takes these messages of the writer: ProducerBusy, and as
+        ``StagedWrites.check``."""
         self.producers.check_shared(writer)
-        await self._staged.check(stage, sections)
-
-    async def publish_staged(self, stage: Stage, run: Run) -> None:
-        """Until all of it is durable, however often it is asked for. What is in the topic already is not
-        published again. Raises TopicMoved, TopicClosed, LimitReached and what keeps the sections from being
-        read; what was published by then stays, and the next call continues behind it."""
-        await self._staged.publish(stage, run)
+        await self.staged.check(stage, sections)
 
     async def open_source(self, source: Source) -> SourceCopier:
         """To copy a source into this topic. Raises TopicMismatch, ProducerBusy, and what keeps it from being
@@ -217,7 +181,7 @@ class Topic:
 
     async def subscribe(self, options: SubscribeOptions) -> ConsumerHandle:
         """Raises SubscriptionMismatch, SubscriptionBusy, LimitReached, OffsetOutOfRange."""
-        return await self._subscriptions.subscribe(options)
+        return await self.subscription_set.subscribe(options)
 
     async def create_subscription(self, options: SubscribeOptions) -> None:
         """Ahead of its consumers, so ``consumer_name`` means nothing. Raises SubscriptionExists,
@@ -230,46 +194,26 @@ class Topic:
 
     def ack(self, subscription: str, ranges: Sequence[Range]) -> None:
         """For protocols whose acks name no consumer. Raises SubscriptionUnknown, InvalidName."""
-        self._subscriptions.need(check_unreserved(subscription)).ack(ranges)
+        self.subscription_set.need(check_unreserved(subscription)).ack(ranges)
 
     def nack(
         self, subscription: str, ranges: Sequence[Range], *, delay_ms: int = 0, reason: str = ""
     ) -> None:
-        self._subscriptions.need(subscription).nack(ranges, delay_ms=delay_ms, reason=reason)
+        self.subscription_set.need(subscription).nack(ranges, delay_ms=delay_ms, reason=reason)
 
     async def unsubscribe(self, name: str) -> None:
-        await self._subscriptions.unsubscribe(check_unreserved(name))
-
-    async def pin(self, name: str, start: Position) -> None:
-        """Keep messages for a link: see ``Subscriptions.pin``."""
-        await self._need_reliable().pin(name, start)
-
-    async def rewind(self, name: str, start: Position) -> None:
-        """Keep messages for a link once more: see ``Subscriptions.rewind``."""
-        await self._need_reliable().rewind(name, start)
+        await self.subscription_set.unsubscribe(check_unreserved(name))
 
     async def unpin(self, name: str) -> None:
         """The link is gone."""
         with suppress(SubscriptionUnknown):
-            await self._subscriptions.unsubscribe(name)
-
-    async def set_failure_policy(
-        self, subscription: str, policy: FailurePolicy, *, ahead: bool = False
-    ) -> None:
-        await self._need_reliable().set_failure_policy(subscription, policy, ahead=ahead)
-
-    async def set_max_unacked(self, subscription: str, count: int, *, ahead: bool = False) -> None:
-        await self._need_reliable().set_max_unacked(subscription, count, ahead=ahead)
+            await self.subscription_set.unsubscribe(name)
 
     async def settings_ahead(self, subscription: str) -> SettingsAhead:
         """Of a subscription that does not exist yet. Raises SubscriptionUnknown if none were set."""
         if self._reliable is None:
             raise SubscriptionUnknown(self.name, subscription)
         return await self._reliable.settings_ahead(subscription)
-
-    async def seek(self, subscription: str, position: Position) -> int:
-        """The offset that the subscription continues from."""
-        return await self._need_reliable().seek(check_unreserved(subscription), position)
 
     async def apply_acks(
         self,
@@ -286,7 +230,7 @@ class Topic:
         it is missing. Stored when this returns. ``own``: as others call this topic. ``told``: with these
         acks, everything was said that is acked at the source before this offset there, if everything before
         ``since`` was said already."""
-        subscriptions = self._need_reliable()
+        subscriptions = self.reliable
         assert self.log is not None
         sources = self.log.sources
         await sources.learned()
@@ -309,16 +253,12 @@ class Topic:
     async def read_acks(self, subscription: str, known: Sequence[Range], own: Origin) -> ReadAcks:
         """What is acked here, as others understand it, apart from what they know. ``known``: offsets here.
         Raises SubscriptionUnknown."""
-        found = self._need_reliable().need(check_unreserved(subscription))
+        found = self.reliable.need(check_unreserved(subscription))
         assert self.log is not None
         acked = IntervalSet(difference(found.acked(), IntervalSet(known)))
         said = await by_origin(self.log, acked, own)
         covered = IntervalSet([(0, found.spec.first), *said.covered])  # of what was before, there is nothing
         return ReadAcks(found.type, said.acks, tuple(covered), more=said.covered.count < acked.count)
-
-    async def advance(self, subscription: str, offset: int) -> None:
-        """Ack what is below the offset for a reader that keeps its own position; see ``Subscriptions``."""
-        await self._need_reliable().advance(subscription, offset)
 
     async def acks_stored(self, subscription: str) -> None:
         """Until everything that is acked now is in the metadata store; at once if the topic keeps nothing."""
@@ -327,15 +267,15 @@ class Topic:
 
     async def resolve(self, position: Position) -> int:
         """The offset of a position at this moment. Raises OffsetOutOfRange."""
-        self._need_reliable()
-        assert self.log is not None
-        return await resolve(self.log, position)
+        return await resolve(self.reliable.log, position)
 
     def known_consumer(self, consumer_id: int) -> KnownConsumer | None:
         """Whom the id stands for, if it was given to a consumer that comes back with it."""
-        return self._subscriptions.ids.get(consumer_id)
+        return self.subscription_set.ids.get(consumer_id)
 
-    def _need_reliable(self) -> Subscriptions:
+    @property
+    def reliable(self) -> Subscriptions:
+        """What is asked of subscriptions with a position. Raises TopicMismatch."""
         if self._reliable is None:
             raise TopicMismatch(f"topic {self.name} is not reliable: it has no offsets to go back to")
         return self._reliable
@@ -391,7 +331,7 @@ class Topic:
     async def tend(self) -> None:
         """Let go of what has been left behind: idle producers, absent consumers, idle subscriptions."""
         self.producers.drop_idle()
-        await self._subscriptions.tend()
+        await self.subscription_set.tend()
 
     async def enforce_retention(self, now_ms: int) -> int:
         """Drop old segments; returns how many went. What a subscription has not acked stays, and what was
@@ -447,7 +387,7 @@ class Topic:
             async with asyncio.timeout_at(until):
                 await self._publisher.hold()
                 doing = "writing the positions of its subscriptions"
-                await self._subscriptions.close(moved, timeout=min(FLUSH_S, hold_s / 2))
+                await self.subscription_set.close(moved, timeout=min(FLUSH_S, hold_s / 2))
                 doing = "uploading and sealing its log"
                 return (await self.log.seal(timeout=until - loop.time())).end if self.log else 0
         except TimeoutError:
@@ -470,8 +410,8 @@ class Topic:
         try:
             self.producers.end(for_producers)
             await self._publisher.close(for_producers)
-            await self._staged.close(for_producers)
-            await self._subscriptions.close(for_consumers, timeout=timeout)
+            await self.staged.runs.stop(for_producers)
+            await self.subscription_set.close(for_consumers, timeout=timeout)
             if self.log is not None:
                 await self.log.close()
         finally:

@@ -12,14 +12,13 @@ import pytest
 
 from sava.metadata.commands import Put
 from sava.metadata.errors import Unavailable
-from sava.metadata.records import unchanged
+from sava.metadata.records import RecordBusy, unchanged
 from sava.records import Message, RecordBatch
 from sava.storage.topic_log import TopicClosed
 from sava.topics import ownership, specs
 from sava.topics.errors import (
     ConsumerClosed,
     NotOwner,
-    RegistryBusy,
     TopicBeingDeleted,
     TopicMoved,
     TopicUnknown,
@@ -125,7 +124,7 @@ class TestDropping:
         async with world.topics(broker=1, options=SLOW, **GIVEN) as topics:
             topic = await topics.get(ORDERS)
             await publish(topic, "a", "b")
-            producer = await topic.open_producer("p", takeover=True)
+            producer = await topic.producers.open("p", takeover=True)
             consumer = await topic.subscribe(options())
             await received(consumer, 2)
             consumer.ack(ranges(0))
@@ -143,7 +142,7 @@ class TestDropping:
         await world.assigned(1)
         async with world.topics(broker=1, **GIVEN) as topics:
             topic = await topics.get(ORDERS)
-            producer = await topic.open_producer("p", takeover=True)
+            producer = await topic.producers.open("p", takeover=True)
             await world.step("give_back")
             await world.step("assign", owner=2)
             await topics.drop(ORDERS, "the record names another")
@@ -256,7 +255,7 @@ class TestDeleting:
             async with world.topics(broker=2, released=released, **GIVEN) as second:
                 topic = await first.get(ORDERS)
                 await publish(topic, "a")
-                producer = await topic.open_producer("p", takeover=True)
+                producer = await topic.producers.open("p", takeover=True)
                 consumer = await topic.subscribe(options())
                 await second.delete(ORDERS)
                 assert waited == [[ORDERS]]
@@ -345,7 +344,7 @@ class TestDeleting:
             await world.step("give_back")
             await second.delete(ORDERS)
             stop.over.set()
-            with pytest.raises(RegistryBusy):
+            with pytest.raises(RecordBusy):
                 await slower
             assert world.metadata.local.range(specs.TOPICS).kvs == ()
 
@@ -473,7 +472,7 @@ async def _failing_topic(topics: ServedTopics) -> Any:
     topic = await topics.get(ORDERS)
     await publish(topic, "bad")
     (await topic.subscribe(options())).close()
-    await topic.set_failure_policy(
+    await topic.reliable.set_failure_policy(
         "s",
         FailurePolicy(
             max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic=str(OTHER)
@@ -486,7 +485,7 @@ async def test_a_broker_that_stops_keeps_its_topics_for_its_next_life(world: Fau
     await world.assigned(1)
     async with world.topics(broker=1, **GIVEN) as topics:
         topic = await topics.get(ORDERS)
-        producer = await topic.open_producer("p", takeover=True)
+        producer = await topic.producers.open("p", takeover=True)
     with pytest.raises(TopicClosed):
         await producer.send(Message(b"x"))
     assert (world.ownership().owner, world.ownership().state) == (1, OwnershipState.ASSIGNED)

@@ -98,11 +98,11 @@ class TestUnderWay:
                         is_busy.set()
 
             async def single(name: str) -> None:
-                producer = await topic.open_producer(name, takeover=False)
+                producer = await topic.producers.open(name, takeover=False)
                 await send_until_moved(name, lambda text: producer.send(Message(text.encode())))
 
             async def batches(name: str) -> None:
-                producer = await topic.open_producer(name, takeover=True)
+                producer = await topic.producers.open(name, takeover=True)
 
                 async def send(text: str) -> int:
                     return await (await producer.begin(batch_of(producer, text)))
@@ -125,7 +125,7 @@ class TestUnderWay:
         async with world.topics(broker=1, **GIVEN) as topics:
             topic = await topics.get(ORDERS)
             assert await publish(topic, "a") == [0]
-            producer = await topic.open_producer("p", takeover=True)
+            producer = await topic.producers.open("p", takeover=True)
             late: list[asyncio.Task[Any]] = []
 
             async def come_late() -> None:
@@ -209,11 +209,11 @@ class TestWhatGoesWithIt:
     async def test_producers_go_on_with_their_sequences(self, world: World) -> None:
         await world.assigned(1)
         async with world.topics(broker=1, **GIVEN) as first, world.topics(broker=2, **GIVEN) as second:
-            producer = await (await first.get(ORDERS)).open_producer("p", takeover=True)
+            producer = await (await first.get(ORDERS)).producers.open("p", takeover=True)
             sent = batch_of(producer, "a", "b")
             assert await (await producer.begin(sent)) == 0
             await move(world, first, to=2)
-            again = await (await second.get(ORDERS)).open_producer("p", takeover=True)
+            again = await (await second.get(ORDERS)).producers.open("p", takeover=True)
             assert again.producer_id == producer.producer_id
             assert again.next_sequence == 2
             assert await (await again.begin(sent)) == 0  # its receipt was lost, and it is sent again
@@ -390,7 +390,7 @@ class TestFailures:
         async with world.topics(broker=1, **GIVEN) as topics:
             topic = await topics.get(ORDERS)
             await publish(topic, "a", "b")
-            producer = await topic.open_producer("p", takeover=True)
+            producer = await topic.producers.open("p", takeover=True)
             consumer = await topic.subscribe(options())
             if isinstance(world.metadata, _Losing):
                 world.metadata.is_losing = True

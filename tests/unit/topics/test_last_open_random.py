@@ -22,6 +22,7 @@ from sava.topics.errors import ProducerFenced, TopicMoved
 from sava.topics.producers import AccessMode, ProducerHandle, TopicProducers
 from sava.topics.publishing import Publisher
 from sava.topics.rules import TopicLimits
+from sava.topics.specs import TopicSpec
 from tests.support.memory_store import MemoryStore
 from tests.support.storage import TOPIC, Cluster
 from tests.support.topics import batch_of
@@ -76,7 +77,7 @@ class World:
         limits, gate = TopicLimits(self.metadata, PolicySettings()), unchecked(MemoryStore())
         publisher = Publisher(NAME, self.log, limits, gate)
         self.producers = TopicProducers(
-            NAME, TOPIC.topic_id, publisher, limits, gate, self.log.epochs, epoch=self.epoch, is_reliable=True
+            TopicSpec(topic_id=TOPIC.topic_id, reliable=True), self.epoch, publisher, self.log.epochs
         )
 
     async def step(self) -> None:

@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from sava.config import PolicySettings
+from sava.metadata.records import RecordCorrupt
+from sava.topics import specs
 from sava.topics.errors import LimitReached
 from sava.topics.names import TopicName
 from sava.topics.registry import Namespaces, Registry
@@ -53,6 +55,18 @@ async def test_topic_comes_before_namespace_and_that_before_configuration() -> N
     assert limits.of(TopicName("default", "order")).max_producers_per_topic == 10
     await registry.change_policy(ORDERS, lambda _: NamespacePolicy())
     assert limits.of(ORDERS).max_producers_per_topic == 10
+
+
+async def test_a_policy_that_cannot_be_read_is_an_error_each_time() -> None:
+    """Schedule: the record is damaged; it is asked for twice at the same revision of the store. The second
+    answer must not be that there is no limit."""
+    store = MemoryStore()
+    limits = TopicLimits(store, PolicySettings(max_producers=1))
+    assert limits.of(ORDERS).max_producers_per_topic == 1
+    await store.put(specs.policy_key(ORDERS), b"not JSON")
+    for _ in range(2):
+        with pytest.raises(RecordCorrupt):
+            limits.of(ORDERS)
 
 
 async def test_partitions_have_what_their_topic_has() -> None:

@@ -47,13 +47,13 @@ async def test_what_is_not_copied_stays_and_goes_when_nobody_waits_for_it(world:
     async with world.topics(storage=EAGER) as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=1))
-        await topic.pin(WEST, EARLIEST)
-        await topic.pin(replication_slot("north"), EARLIEST)
+        await topic.reliable.pin(WEST, EARLIEST)
+        await topic.reliable.pin(replication_slot("north"), EARLIEST)
         await stored(topic, 4)
         assert await retained(topic) == 0
-        await topic.advance(WEST, 3)
+        await topic.reliable.advance(WEST, 3)
         assert await retained(topic) == 0, "north has nothing yet"
-        await topic.advance(replication_slot("north"), 2)
+        await topic.reliable.advance(replication_slot("north"), 2)
         assert await retained(topic) == 2
         await topic.unpin(replication_slot("north"))
         assert await retained(topic) == 3
@@ -66,9 +66,9 @@ async def test_it_is_there_after_a_restart(world: World) -> None:
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await publish(topic, *"abcd")
-        await topic.pin(WEST, AtOffset(2))
-        await topic.pin(WEST, EARLIEST)  # once more: it stays where it is
-        await topic.advance(WEST, 3)
+        await topic.reliable.pin(WEST, AtOffset(2))
+        await topic.reliable.pin(WEST, EARLIEST)  # once more: it stays where it is
+        await topic.reliable.advance(WEST, 3)
     async with world.topics() as topics:
         topic = await topics.get(ORDERS)
         await topic.tend()
@@ -79,7 +79,7 @@ async def test_a_position_that_is_gone_or_to_come_is_the_nearest_one(world: Worl
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await publish(topic, "a", "b")
-        await topic.pin(WEST, AtOffset(99))
+        await topic.reliable.pin(WEST, AtOffset(99))
         assert topic.describe().subscriptions[0].cursor == 2
 
 
@@ -87,29 +87,29 @@ async def test_what_is_to_be_copied_again_is_kept_again(world: World) -> None:
     async with world.topics(storage=EAGER) as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=1))
-        await topic.pin(WEST, EARLIEST)
+        await topic.reliable.pin(WEST, EARLIEST)
         await stored(topic, 4)
-        await topic.advance(WEST, 1)
+        await topic.reliable.advance(WEST, 1)
         assert await retained(topic) == 1
-        await topic.advance(WEST, 4)
-        await topic.rewind(WEST, AtOffset(3))
+        await topic.reliable.advance(WEST, 4)
+        await topic.reliable.rewind(WEST, AtOffset(3))
         assert await retained(topic) == 3
-        await topic.rewind(WEST, AtOffset(4))  # never forward
+        await topic.reliable.rewind(WEST, AtOffset(4))  # never forward
         assert await retained(topic) == 3
-        await topic.advance(WEST, 4)
-        await topic.rewind(WEST, AtOffset(0))  # as far as there is anything
+        await topic.reliable.advance(WEST, 4)
+        await topic.reliable.rewind(WEST, AtOffset(0))  # as far as there is anything
     async with world.topics(storage=EAGER) as topics:
         topic = await topics.get(ORDERS)
         await topic.tend()
         assert topic.describe().subscriptions[0].cursor == 3
         with pytest.raises(SubscriptionUnknown):
-            await topic.rewind(replication_slot("north"), EARLIEST)
+            await topic.reliable.rewind(replication_slot("north"), EARLIEST)
 
 
 async def test_users_have_no_use_of_it(world: World) -> None:
     async with world.topics(Config(policies=PolicySettings(max_subscriptions=1))) as topics:
         topic = await topics.get_or_create(ORDERS, True)
-        await topic.pin(WEST, LATEST)
+        await topic.reliable.pin(WEST, LATEST)
         consumer = await topic.subscribe(options())  # the limit is about users' subscriptions
         await publish(topic, "a")
         await received(consumer, 1)
@@ -122,7 +122,7 @@ async def test_users_have_no_use_of_it(world: World) -> None:
         with pytest.raises(InvalidName, match=reserved):
             await topic.unsubscribe(WEST)
         with pytest.raises(InvalidName, match=reserved):
-            await topic.seek(WEST, LATEST)
+            await topic.reliable.seek(WEST, LATEST)
         with pytest.raises(InvalidName, match=reserved):
             topic.ack(WEST, ranges(0))
         assert {each.name: each.cursor for each in topic.describe().subscriptions} == {"s": 1, WEST: 0}
@@ -137,10 +137,10 @@ async def test_a_runner_that_is_late_does_not_bring_it_back(world: World) -> Non
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await publish(topic, "a", "b")
-        await topic.pin(WEST, EARLIEST)
+        await topic.reliable.pin(WEST, EARLIEST)
         await topic.unpin(WEST)
         with pytest.raises(SubscriptionUnknown):
-            await topic.advance(WEST, 1)
+            await topic.reliable.advance(WEST, 1)
         assert not topic.subscriptions
 
 
@@ -149,7 +149,7 @@ async def test_beyond_the_limit_messages_go_and_somebody_is_told(
 ) -> None:
     async with world.topics(storage=EAGER) as topics:
         topic = await topics.get_or_create(ORDERS, True)
-        await topic.pin(WEST, EARLIEST)
+        await topic.reliable.pin(WEST, EARLIEST)
         await stored(topic, 4)
         assert topic.log is not None
         size = max(segment.size for segment in await topic.log.segments())

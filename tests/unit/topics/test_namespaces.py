@@ -7,12 +7,12 @@ import asyncio
 import msgspec
 import pytest
 
+from sava.metadata.records import RecordBusy
 from sava.metadata.store import RangeResult
 from sava.topics.errors import (
     NamespaceExists,
     NamespaceNotEmpty,
     NamespaceUnknown,
-    RegistryBusy,
 )
 from sava.topics.names import InvalidName, TopicName
 from sava.topics.registry import Namespaces, Registry
@@ -107,6 +107,6 @@ async def test_a_namespace_whose_policy_never_rests_is_not_deleted_for_ever() ->
     """It was tried again from within itself, until Python had enough of it."""
     namespaces = Namespaces(_Restless())
     await namespaces.create("shop")
-    with pytest.raises(RegistryBusy):
+    with pytest.raises(RecordBusy):
         await namespaces.delete("shop")
     assert (await namespaces.policy("shop")) == NamespacePolicy()

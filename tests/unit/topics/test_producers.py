@@ -33,7 +33,7 @@ from sava.topics.producers import (
 from sava.topics.publishing import Publisher
 from sava.topics.registry import Namespaces
 from sava.topics.rules import TopicLimits
-from sava.topics.specs import NamespacePolicy
+from sava.topics.specs import NamespacePolicy, TopicSpec
 from tests.support.memory_store import MemoryStore
 from tests.support.storage import TOPIC, Cluster, contents
 from tests.unit.topics.test_publishing import CountingLog, unchecked
@@ -53,19 +53,11 @@ class Stage:
         self.store = MemoryStore()
         self.sink = sink
         self.clock = Clock()
-        self._limits = TopicLimits(self.store, PolicySettings())
-        self._gate = unchecked(self.store)
-        self._publisher = Publisher(NAME, sink, self._limits, self._gate)
+        self._publisher = Publisher(
+            NAME, sink, TopicLimits(self.store, PolicySettings()), unchecked(self.store)
+        )
         self.producers = TopicProducers(
-            NAME,
-            7,
-            self._publisher,
-            self._limits,
-            self._gate,
-            sink.log.epochs,
-            epoch=1,
-            is_reliable=True,
-            clock=self.clock,
+            TopicSpec(topic_id=7, reliable=True), 1, self._publisher, sink.log.epochs, clock=self.clock
         )
 
     async def stream(self, name: str, access: AccessMode = AccessMode.SHARED, **more: Any) -> ProducerHandle:
@@ -73,16 +65,8 @@ class Stage:
 
     def recreate(self, topic_id: int, *, epoch: int = 1, is_reliable: bool = True) -> None:
         """Another topic of the same name, or one that keeps nothing: no open is known."""
-        self.producers = TopicProducers(
-            NAME,
-            topic_id,
-            self._publisher,
-            self._limits,
-            self._gate,
-            ProducerEpochs.in_memory(),
-            epoch=epoch,
-            is_reliable=is_reliable,
-        )
+        spec = TopicSpec(topic_id=topic_id, reliable=is_reliable)
+        self.producers = TopicProducers(spec, epoch, self._publisher, ProducerEpochs.in_memory())
 
     async def state(self) -> TopicState:
         found = await self.sink.log._catalog.load()

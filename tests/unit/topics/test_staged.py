@@ -104,7 +104,7 @@ async def test_small_batches_of_many_tasks_become_one_frame(
     ]
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
-        await topic.publish_staged(stage, Run(WRITER, 1, sections))
+        await topic.staged.publish(stage, Run(WRITER, 1, sections))
         assert await read(topic) == texts(0, 300)
         assert await frames(topic) == [300]
 
@@ -116,13 +116,13 @@ async def test_repeating_a_run_changes_nothing_even_when_what_was_staged_is_gone
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
         counted: Any = FailingSections(world, 1)  # one read must do for all who ask at once
-        await asyncio.gather(*(topic.publish_staged(Stage(counted), run) for _ in range(5)))
+        await asyncio.gather(*(topic.staged.publish(Stage(counted), run) for _ in range(5)))
         await world.store.delete([run.sections[0].key])
-        await topic.publish_staged(stage, run)
+        await topic.staged.publish(stage, run)
         assert await read(topic) == texts(0, 50)
         following = Run(WRITER, 4, [await staged(world, "b", *numbers(50, 60))])
-        await topic.publish_staged(stage, following)
-        await topic.publish_staged(stage, run)  # somebody who is late
+        await topic.staged.publish(stage, following)
+        await topic.staged.publish(stage, run)  # somebody who is late
         assert await read(topic) == texts(0, 60)
 
 
@@ -144,13 +144,13 @@ async def test_a_run_that_broke_off_goes_on_behind_what_is_there(
         topic = await topics.get_or_create(ORDERS, True)
         broken: Any = FailingSections(world, 2)
         with pytest.raises(ObjectMissing):
-            await topic.publish_staged(Stage(broken), run)
+            await topic.staged.publish(Stage(broken), run)
         published = await read(topic)
         assert published == texts(0, len(published))
         assert 0 < len(published) < 90
         # Whoever goes on may cut frames in another way: another version of the program does.
         monkeypatch.setattr(staging, "FRAME_BYTES", 1)
-        await topic.publish_staged(stage, run)
+        await topic.staged.publish(stage, run)
         assert await read(topic) == texts(0, 90)
 
 
@@ -164,7 +164,7 @@ async def test_the_next_life_goes_on_with_a_run_that_a_crash_has_cut(
     topic = await topics.get_or_create(ORDERS, True)
     broken: Any = FailingSections(world, 2)
     with pytest.raises(ObjectMissing):
-        await topic.publish_staged(Stage(broken), run)
+        await topic.staged.publish(Stage(broken), run)
     published = len(await read(topic))
     if is_uploaded:
         assert topic.log is not None
@@ -173,8 +173,8 @@ async def test_the_next_life_goes_on_with_a_run_that_a_crash_has_cut(
     async with world.topics(storage=EAGER) as topics:
         topic = await topics.get(ORDERS)
         assert await read(topic) == texts(0, published)
-        await topic.publish_staged(stage, run)
-        await topic.publish_staged(stage, run)
+        await topic.staged.publish(stage, run)
+        await topic.staged.publish(stage, run)
         assert await read(topic) == texts(0, 90)
 
 
@@ -188,18 +188,18 @@ async def test_a_topic_that_moves_under_a_run_sends_it_to_the_next_owner(
         topic = await topics.get(ORDERS)
         broken: Any = FailingSections(world, 2)
         with pytest.raises(ObjectMissing):
-            await topic.publish_staged(Stage(broken), run)
+            await topic.staged.publish(Stage(broken), run)
         published = len(await read(topic))
         await world.step("move", target=2)
         handing = asyncio.create_task(topics.hand_over(ORDERS, timeout=PATIENCE_S))
         with pytest.raises(TopicMoved):
-            await topic.publish_staged(stage, run)
+            await topic.staged.publish(stage, run)
         assert await handing == published
         await world.step("seal", end=published)
         await world.step("assign", owner=2)
         async with world.topics(broker=2, **GIVEN) as others:
             moved = await others.get(ORDERS)
-            await moved.publish_staged(stage, run)
+            await moved.staged.publish(stage, run)
             assert await read(moved) == texts(0, 90)
 
 
@@ -216,7 +216,7 @@ async def test_what_a_topic_would_refuse_is_known_before_anything_is_published(
         transient = await topics.get_or_create(ORDERS._replace(topic="transient"), False)
         with pytest.raises(TopicMismatch, match="not reliable"):
             await transient.check_staged(stage, "w", [large])
-        exclusive = await topic.open_producer("only", access=AccessMode.EXCLUSIVE, takeover=True)
+        exclusive = await topic.producers.open("only", access=AccessMode.EXCLUSIVE, takeover=True)
         with pytest.raises(ProducerBusy):
             await topic.check_staged(stage, "w", [])
         exclusive.close()
@@ -254,5 +254,5 @@ async def test_batches_that_are_not_what_was_announced_are_not_published(
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
         with pytest.raises(StagedInvalid):
-            await topic.publish_staged(stage, Run(WRITER, 1, [wrong]))
+            await topic.staged.publish(stage, Run(WRITER, 1, [wrong]))
         assert await read(topic) == []

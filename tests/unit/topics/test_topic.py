@@ -122,11 +122,11 @@ class TestRestarts:
 
     async def test_a_producer_is_the_same_after_a_restart(self, world: World) -> None:
         async with world.topics() as topics:
-            producer = await (await topics.get_or_create(ORDERS, True)).open_producer("p", takeover=True)
+            producer = await (await topics.get_or_create(ORDERS, True)).producers.open("p", takeover=True)
             batch = batch_of(producer, "a", "b")
             assert await (await producer.begin(batch)) == 0
         async with world.topics() as topics:
-            again = await (await topics.get(ORDERS)).open_producer("p", takeover=True)
+            again = await (await topics.get(ORDERS)).producers.open("p", takeover=True)
             assert again.producer_id == producer.producer_id
             assert again.next_sequence == 2
             assert await (await again.begin(batch)) == 0
@@ -137,7 +137,7 @@ class TestSubscribing:
     async def test_where_a_new_subscription_begins(self, world: World) -> None:
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
-            producer = await topic.open_producer("p", takeover=True)
+            producer = await topic.producers.open("p", takeover=True)
             await (await producer.begin(batch_of(producer, "a", "b", "c")))
             positions: dict[str, Position] = {"e": EARLIEST, "l": LATEST, "o": AtOffset(1), "t": AtTime(2)}
             for name, start in positions.items():
@@ -228,12 +228,14 @@ class TestChanging:
             await publish(topic, "a", "b")
             consumer = await topic.subscribe(options())
             await received(consumer, 2)
-            await asyncio.gather(topic.set_failure_policy("s", policy), topic.set_max_unacked("s", 7))
+            await asyncio.gather(
+                topic.reliable.set_failure_policy("s", policy), topic.reliable.set_max_unacked("s", 7)
+            )
             consumer.nack(ranges(0))
             await topic.acks_stored("s")
             assert stored_cursor(world).next_offset == 1
             with pytest.raises(SubscriptionUnknown):
-                await topic.set_max_unacked("x", 7)
+                await topic.reliable.set_max_unacked("x", 7)
         async with world.topics() as topics:
             (subscription,) = (await topics.get(ORDERS)).subscriptions.values()
             assert isinstance(subscription, Subscription)
@@ -252,7 +254,7 @@ class TestChanging:
             topic = await topics.get_or_create(ORDERS, True)
             works: dict[str, Callable[[], Awaitable[object]]] = {
                 "creation": lambda: topic.subscribe(options()),
-                "settings": lambda: topic.set_max_unacked("s", 7, ahead=True),
+                "settings": lambda: topic.reliable.set_max_unacked("s", 7, ahead=True),
             }
             second = works["settings" if first == "creation" else "creation"]
             get = store.get
@@ -274,7 +276,7 @@ class TestChanging:
     async def test_settings_ahead_end_with_the_subscription_that_took_them(self, world: World) -> None:
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
-            await topic.set_max_unacked("s", 7, ahead=True)
+            await topic.reliable.set_max_unacked("s", 7, ahead=True)
             await topic.subscribe(options())
             await topic.unsubscribe("s")
             await topic.subscribe(options())
@@ -286,11 +288,11 @@ class TestChanging:
         monkeypatch.setattr(subscriptions, "MAX_AHEAD", 2)
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
-            await topic.set_max_unacked("a", 7, ahead=True)
-            await topic.set_max_unacked("b", 7, ahead=True)
-            await topic.set_max_unacked("b", 8, ahead=True)
+            await topic.reliable.set_max_unacked("a", 7, ahead=True)
+            await topic.reliable.set_max_unacked("b", 7, ahead=True)
+            await topic.reliable.set_max_unacked("b", 8, ahead=True)
             with pytest.raises(LimitReached):
-                await topic.set_max_unacked("c", 7, ahead=True)
+                await topic.reliable.set_max_unacked("c", 7, ahead=True)
 
     async def test_seeking_back_and_forth(self, world: World) -> None:
         async with world.topics(options=SLOW) as topics:
@@ -299,12 +301,12 @@ class TestChanging:
             consumer = await topic.subscribe(options())
             await received(consumer, 3)
             consumer.ack(ranges(0, 1, 2))
-            assert await topic.seek("s", AtOffset(1)) == 1
+            assert await topic.reliable.seek("s", AtOffset(1)) == 1
             assert stored_cursor(world).next_offset == 1
             assert await received(consumer, 2) == [(1, "b"), (2, "c")]
-            assert await topic.seek("s", LATEST) == 3
+            assert await topic.reliable.seek("s", LATEST) == 3
             with pytest.raises(OffsetOutOfRange):
-                await topic.seek("s", AtOffset(9))
+                await topic.reliable.seek("s", AtOffset(9))
 
 
 class TestLimits:
@@ -467,20 +469,17 @@ class TestNonReliable:
             assert topic.log is None
             assert await publish(topic, "nobody") == [0]
             consumer = await topic.subscribe(options())
-            producer = await topic.open_producer("q", takeover=True)
+            producer = await topic.producers.open("q", takeover=True)
             assert not producer.is_reliable
             begun = await producer.begin(batch_of(producer, "a", "b"))
             assert begun.done()
             assert await received(consumer, 2) == [(1, "a"), (2, "b")]
             await topic.acks_stored("s")
             assert world.metadata.local.range(specs.subscriptions_prefix(ORDERS)).kvs == ()
-            for refused in (
-                topic.resolve(EARLIEST),
-                topic.seek("s", EARLIEST),
-                topic.set_max_unacked("s", 1),
-            ):
-                with pytest.raises(TopicMismatch):
-                    await refused
+            with pytest.raises(TopicMismatch):
+                await topic.resolve(EARLIEST)
+            with pytest.raises(TopicMismatch):
+                await topic.reliable.seek("s", EARLIEST)
 
     async def test_a_subscription_that_nobody_listens_to_is_removed_after_a_while(self, world: World) -> None:
         async with world.topics() as topics:

@@ -75,7 +75,7 @@ class TestTaking:
         """Key-shared, and the only consumer has no credits left: the rest was looked at and passed over."""
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
-            producer = await topic.open_producer("p", takeover=False)
+            producer = await topic.producers.open("p", takeover=False)
             for number in range(6):
                 await producer.send(Message(str(number).encode(), key=f"k{number % 2}"))
             kind = SubscriptionType.KEY_SHARED
@@ -94,7 +94,7 @@ class TestTaking:
             topic = await topics.get_or_create(ORDERS, True)
             await publish(topic, *map(str, range(6)))
             consumer = await topic.subscribe(options(credits=0))
-            await topic.seek("s", AtOffset(2))
+            await topic.reliable.seek("s", AtOffset(2))
             acks = [OriginAcks(OWN, 0, [(3, 5)])]
             await topic.apply_acks("s", SubscriptionType.SHARED, acks, source=Origins("eu").source, own=OWN)
             consumer.grant(10)
@@ -152,7 +152,7 @@ class TestSaying:
             topic = await topics.get_or_create(ORDERS, True)
             await copied(topic, eu, 0, 10, begin=True)
             await topic.create_subscription(options())
-            await topic.advance("s", 9)
+            await topic.reliable.advance("s", 9)
             assert (await said(topic))[eu.source.origin] == [(0, 4), (5, 10)]
 
     async def test_what_is_known_is_not_said_again(self, world: World) -> None:
@@ -161,7 +161,7 @@ class TestSaying:
             topic = await topics.get_or_create(ORDERS, True)
             await copied(topic, eu, 0, 10, begin=True)
             await topic.create_subscription(options())
-            await topic.advance("s", 6)
+            await topic.reliable.advance("s", 6)
             assert await said(topic, (0, 4)) == {eu.source.origin: [(4, 6)], OWN: [(4, 6)]}
             assert await said(topic, (0, 6)) == {}
 
@@ -177,7 +177,7 @@ class TestSaying:
             await applied(topic, eu)
             assert await said(topic) == {}
             assert (await topic.read_acks("s", (), OWN)).covered == ((0, 4),)
-            await topic.advance("s", 5)
+            await topic.reliable.advance("s", 5)
             assert await said(topic) == {OWN: [(4, 5)]}
 
     async def test_a_subscription_begun_at_the_end_says_that_all_before_is_done(self, world: World) -> None:

@@ -57,7 +57,7 @@ async def test_a_topic_that_is_one_producers_alone_takes_no_chain(world: World) 
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
         chain = await topic.open_source(eu.source)
-        alone = await topic.open_producer("alone", access=AccessMode.EXCLUSIVE, takeover=True)
+        alone = await topic.producers.open("alone", access=AccessMode.EXCLUSIVE, takeover=True)
         with pytest.raises(ProducerBusy):
             await topic.open_source(eu.source)
         with pytest.raises(ProducerBusy):

@@ -226,7 +226,7 @@ class TestEnding:
     async def test_a_broker_that_stops_tells_everybody(self, world: World) -> None:
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
-            producer = await topic.open_producer("p", takeover=True)
+            producer = await topic.producers.open("p", takeover=True)
             begun = await producer.begin(batch_of(producer, "a"))
             consumer = await topic.subscribe(options())
         assert await begun == 0
@@ -242,7 +242,7 @@ class TestDeleting:
     async def test_everything_of_it_goes_and_the_next_one_of_the_name_is_new(self, world: World) -> None:
         async with world.topics(storage=EAGER) as topics:
             topic = await topics.get_or_create(ORDERS, True)
-            producer = await topic.open_producer("p", takeover=True)
+            producer = await topic.producers.open("p", takeover=True)
             await (await producer.begin(batch_of(producer, "a", "b")))
             consumer = await topic.subscribe(options(durable_id=True))
             await received(consumer, 2)
@@ -364,7 +364,7 @@ class TestDeadLetters:
             topic = await topics.get_or_create(ORDERS, True)
             await publish(topic, "good", "bad")
             consumer = await topic.subscribe(options())
-            await topic.set_failure_policy(
+            await topic.reliable.set_failure_policy(
                 "s", FailurePolicy(max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER)
             )
             await received(consumer, 2)
@@ -549,12 +549,12 @@ class TestSchemas:
             await self._registered(world, topics)
             topic = await topics.get(ORDERS)
             with pytest.raises(SchemaRefused):
-                await topic.open_producer("p", schema_subject="unheard of", takeover=True)
-            await topic.open_producer("p", schema_subject="numbers", takeover=True)
+                await topic.producers.open("p", schema_subject="unheard of", takeover=True)
+            await topic.producers.open("p", schema_subject="numbers", takeover=True)
             assert topic.describe().schema_subject == "numbers"
             with pytest.raises(SchemaRefused):
-                await topic.open_producer("q", schema_subject="texts", takeover=True)
-            await topic.open_producer("q", takeover=True)
+                await topic.producers.open("q", schema_subject="texts", takeover=True)
+            await topic.producers.open("q", takeover=True)
 
     async def test_a_topic_is_created_with_its_subject_or_not_at_all(self, world: World) -> None:
         async with world.topics() as topics:
@@ -571,7 +571,7 @@ class TestSchemas:
     ) -> None:
         async with world.topics() as topics:
             _, schema_id = await self._registered(world, topics)
-            producer = await (await topics.get(ORDERS)).open_producer("p", takeover=True)
+            producer = await (await topics.get(ORDERS)).producers.open("p", takeover=True)
             fits = Message(b"1", schema_id=schema_id, schema_version=1)
             misfits = [
                 Message(b"1"),
@@ -603,7 +603,7 @@ class TestSchemas:
             await registry.set_mode("numbers", "none")
             await registry.register("numbers", "json_schema", b'{"type": "string"}')
             await self._set(world, policy=Policy.ENFORCE, validate_payload=True)
-            producer = await (await topics.get(ORDERS)).open_producer("p", takeover=True)
+            producer = await (await topics.get(ORDERS)).producers.open("p", takeover=True)
 
             def batch(*payloads: bytes, versions: list[int | None]) -> RecordBatch:
                 return RecordBatch.encode(

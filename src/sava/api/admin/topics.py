@@ -339,7 +339,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
         start = describe.position(request.start)
         if is_replication_slot(subscription) and is_forwarded(context):  # the leader's, who makes them
             topic = await self._parts.topics.get(name)
-            await topic.pin(subscription, start)
+            await topic.reliable.pin(subscription, start)
             return describe.subscription_description(topic, subscription)
         check_unreserved(subscription)
         if not await self._parts.is_partitioned(name):
@@ -385,7 +385,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
         name, position = TopicName.parse(request.topic), describe.position(request.position)
         if is_replication_slot(request.subscription) and is_forwarded(context):  # the leader's: only back
             topic = await self._parts.topics.get(name)
-            await topic.rewind(request.subscription, position)
+            await topic.reliable.rewind(request.subscription, position)
             return describe.subscription_description(topic, request.subscription)
         check_unreserved(request.subscription)
         if await self._parts.is_partitioned(name):
@@ -441,7 +441,7 @@ async def _delete(topic: Topic, request: pb.DeleteSubscriptionRequest) -> pb.Del
 
 
 async def _seek(topic: Topic, request: pb.SeekSubscriptionRequest) -> pb.SubscriptionDescription:
-    await topic.seek(request.subscription, describe.position(request.position))
+    await topic.reliable.seek(request.subscription, describe.position(request.position))
     return describe.subscription_description(topic, request.subscription)
 
 
@@ -451,9 +451,9 @@ async def _configure(topic: Topic, request: pb.ConfigureSubscriptionRequest) -> 
         raise TopicMismatch(f"topic {topic.name} is not reliable: nothing is delivered twice")
     if request.failure_policy.ListFields():
         policy = describe.changed_failure_policy(subscription.spec.failure_policy, request.failure_policy)
-        await topic.set_failure_policy(request.subscription, policy)
+        await topic.reliable.set_failure_policy(request.subscription, policy)
     if request.HasField("max_unacked_messages"):
-        await topic.set_max_unacked(request.subscription, request.max_unacked_messages)
+        await topic.reliable.set_max_unacked(request.subscription, request.max_unacked_messages)
     return describe.subscription_description(topic, request.subscription)
 
 

@@ -530,7 +530,7 @@ async def _set_failure_policy(
     topic: Topic, request: pb.SetSubscriptionFailurePolicyRequest
 ) -> pb.SubscriptionResponse:
     policy = policy_from(request.failure_policy)
-    await topic.set_failure_policy(request.subscription, policy, ahead=True)
+    await topic.reliable.set_failure_policy(request.subscription, policy, ahead=True)
     return pb.SubscriptionResponse(success=True)
 
 
@@ -553,7 +553,7 @@ async def _set_dispatch_config(
     topic: Topic, request: pb.SetSubscriptionDispatchConfigRequest
 ) -> pb.SubscriptionResponse:
     count = request.dispatch_config.max_unacked_messages
-    await topic.set_max_unacked(request.subscription, count, ahead=True)
+    await topic.reliable.set_max_unacked(request.subscription, count, ahead=True)
     return pb.SubscriptionResponse(success=True)
 
 

@@ -109,7 +109,7 @@ class DanubeProducers:
             self._elsewhere.popitem(last=False)
 
     async def _open(self, topic: Topic, name: str, access: AccessMode, schema_subject: str) -> ProducerHandle:
-        producer = await topic.open_producer(
+        producer = await topic.producers.open(
             name, access=access, schema_subject=schema_subject, takeover=False
         )
         self._by_id[producer.producer_id] = producer
