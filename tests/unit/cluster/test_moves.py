@@ -317,7 +317,7 @@ async def test_an_unknown_outcome_is_looked_up(took_effect: bool) -> None:
         assert (move.to_broker, move.error) == (2, "")
 
 
-async def test_a_move_that_is_over_before_its_lost_answer_is_looked_up_is_not_made_again() -> None:
+async def test_a_finished_move_whose_answer_was_lost_is_not_made_again() -> None:
     """Schedule: the move is written and its answer lost; by the time the record is read again broker 2 has
     the topic. Moved once more it would be back at broker 1."""
     async with world() as w:

@@ -144,7 +144,7 @@ async def test_a_runner_and_its_claim_whose_answers_are_lost_are_found(
     assert (await pipelines.get("copy")).claim is None
 
 
-async def test_a_pipeline_whose_answers_are_lost_is_created_once_paused_and_deleted(
+async def test_changes_of_a_pipeline_survive_lost_answers(
     pipelines: Pipelines, store: FaultyStore
 ) -> None:
     """Schedule: each write takes effect and its answer is lost. A creation that is repeated after that would
@@ -159,7 +159,7 @@ async def test_a_pipeline_whose_answers_are_lost_is_created_once_paused_and_dele
         await pipelines.get("copy")
 
 
-async def test_a_deletion_whose_answer_is_lost_until_the_runner_has_stopped_it_is_over(
+async def test_a_deletion_survives_a_lost_answer_while_the_runner_stops(
     pipelines: Pipelines, store: FaultyStore
 ) -> None:
     """Schedule: the mark is written and its answer lost; the runner sees the mark, stops, and removes the

@@ -360,7 +360,7 @@ async def test_a_leaving_broker_says_so_under_this_lease_and_every_later_one(
     assert store.local.get(KEY) is None
 
 
-async def test_a_broker_whose_word_that_it_leaves_has_no_answer_knows_that_it_was_heard(
+async def test_a_leaving_broker_looks_up_whether_its_notice_was_stored(
     store: FaultyStore,
 ) -> None:
     """Schedule: the registration says that the broker leaves, and the answer is lost. A broker that takes

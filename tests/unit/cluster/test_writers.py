@@ -445,7 +445,7 @@ async def test_lost_answers_of_the_metadata_store_change_nothing(story: Story, l
     assert (await story.record()).is_published
 
 
-async def test_a_refusal_after_a_decision_without_answer_is_no_refusal_of_the_batch(story: Story) -> None:
+async def test_a_refusal_after_a_lost_decision_does_not_refuse_the_batch(story: Story) -> None:
     """Schedule: the decision is sent and its answer lost; the next attempt finds the record as it was and is
     refused by a topic. The first decision may take effect yet: nobody may say that nothing was published."""
 

@@ -422,7 +422,7 @@ async def test_a_lost_answer_is_found_out(registry: SchemaRegistry, store: Flaky
     assert [each.version for each in await registry.versions("orders")] == [1]
 
 
-async def test_a_refusal_after_a_lost_answer_does_not_say_that_nothing_was_registered(
+async def test_a_refusal_after_a_lost_answer_leaves_the_outcome_unknown(
     registry: SchemaRegistry, store: Flaky
 ) -> None:
     """Schedule: version 2 is written and its answer lost. Before the subject is read again another broker
