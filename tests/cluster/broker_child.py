@@ -57,7 +57,7 @@ from sava.storage.uploader import Backlog, Uploader
 from sava.topics import specs
 from sava.topics.publishing import Publisher
 from sava.topics.specs import Ownership, OwnershipState
-from sava.topics.topic import Topic
+from sava.topics.subscriptions import Subscriptions
 
 VARIABLE: Final = "SAVA_TRAP"
 MOVE_STEPS: Final = (
@@ -214,7 +214,7 @@ def run() -> None:
     _wrap_frames()
     _after(Publisher, "hold", "held", lambda publisher: str(publisher.topic))
     _after(Uploader, "flush", "uploaded", _path_of)
-    _after(Topic, "load", "loaded", lambda topic: str(topic.name))
+    _after(Subscriptions, "load", "loaded", lambda subscriptions: str(subscriptions._topic))
     main()
 
 

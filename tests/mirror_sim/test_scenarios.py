@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from sava.ledger.protocol.record import LedgerId, LedgerState
+from sava.ledger.protocol.record import LedgerId, LedgerState, StorageId
 from tests.mirror_sim.clients import Prober, Producer
 from tests.mirror_sim.knobs import Knobs, draw
 from tests.mirror_sim.ledgers import OwnJournal
@@ -74,6 +75,14 @@ class Story:
     def state(self, ledger: LedgerId) -> LedgerState | None:
         record = self.world.store.get(("ledger", ledger)).value
         return record.state if record is not None else None
+
+    def has_left(self, storage: StorageId) -> bool:
+        return storage not in self.ledger.core.record.last.members
+
+    def more(self, messages: int) -> Callable[[], bool]:
+        """Whether so many more have been acknowledged since this call."""
+        enough = self.world.counts["acked"] + messages
+        return lambda: self.world.counts["acked"] >= enough
 
     def serves_elsewhere(self) -> bool:
         record = self.world.store.get(("topic", 0)).value
@@ -227,6 +236,20 @@ def test_a_mirror_that_leaves_stays_if_messages_need_it() -> None:
     story.run_until(lambda: story.world.counts["acked"] > before + 10, "the mirror still answers")
     assert leaving.storage in story.ledger.core.record.last.members
     assert story.ledger.core.record.last.qa == 2
+
+
+def test_both_mirrors_die_in_turn_and_then_the_owner() -> None:
+    """What was acknowledged between the death of the first mirror and its replacement is on the owner and the
+    second one. The new mirror gets it too: when those two are gone, recovery does not wait for them."""
+    story = Story(brokers=5, replace_ms=200)
+    first, second = story.mirrors
+    for mirror in (first, second):
+        mirror.stop(None)
+        story.run_until(partial(story.has_left, mirror.storage), "it is replaced")
+        story.run_until(story.more(20), "it goes on")
+        first.start()
+    story.owner.stop(None)
+    story.goes_on()
 
 
 def test_a_mirror_s_disk_is_wiped() -> None:

@@ -35,6 +35,14 @@ MIRROR_MUTANTS: tuple[Mutant, ...] = (
         "",
         tests=("tests/unit/ledger/protocol",),
     ),
+    Mutant(
+        "j2d",
+        "a new mirror begins at the commit position, and lacks what only those have that were left",
+        f"{PROTOCOL}/owner.py",
+        "        return Join(self.ledger, storage, 0, max(self.floor, min([start, *left])), self.floor)\n",
+        "        return Join(self.ledger, storage, 0, max(self.floor, start), self.floor)\n",
+        tests=("tests/unit/ledger/protocol", "tests/mirror_sim/test_scenarios.py"),
+    ),
     _Mirror(
         "j3",
         "a copy takes bytes that do not continue it",

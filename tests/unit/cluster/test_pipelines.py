@@ -144,9 +144,7 @@ async def test_a_runner_and_its_claim_whose_answers_are_lost_are_found(
     assert (await pipelines.get("copy")).claim is None
 
 
-async def test_changes_of_a_pipeline_survive_lost_answers(
-    pipelines: Pipelines, store: FaultyStore
-) -> None:
+async def test_changes_of_a_pipeline_survive_lost_answers(pipelines: Pipelines, store: FaultyStore) -> None:
     """Schedule: each write takes effect and its answer is lost. A creation that is repeated after that would
     find its own pipeline and be refused."""
     store.lost["txn"] = 1

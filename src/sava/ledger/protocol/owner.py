@@ -23,6 +23,15 @@ and by those of every other change that was tried meanwhile. A write whose answe
 effect later: reading the old record proves nothing. The way to know is to repeat it: one of the two happens,
 and the one that is refused finds the other's record.
 
+**A new mirror begins where the one that left ended**, not at the commit position. What was acknowledged in
+between, without the mirror that left, only the other members have.
+
+    {o, a, b}    b dies with 95; o and a acknowledge 100; change to {o, a, c} at 100, to {o, c, d} when a dies
+    c from 100   o dies; b is back: it has up to 95, c and d have it from 100 on  → 95..100 wait for o or a
+    c from 95    the same; c has what b lacks                                     → closed without o and a
+
+Further back than a window it does not begin: while it catches up, it is of no use to an acknowledgement.
+
 **Degraded.** A change to the own disk alone, with one copy being enough, is the degraded mode. By the rule
 above nothing is acknowledged under it before the record says so. Back to normal is one more change.
 
@@ -81,7 +90,7 @@ round among them, with a pause that doubles from ``RETRY_S``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -154,9 +163,19 @@ class Owner:
     def join(self, storage: StorageId) -> Join:
         """The first message of a new connection to a mirror."""
         self._streams.pop(storage, None)
-        starts = [part.start for part in self._in_force if storage in part.members]
-        start = max(self.floor, min(starts, default=self.commit))
-        return Join(self.ledger, storage, 0, start, self.floor)
+        parts = [part for part in self._in_force if storage in part.members]
+        start = min([part.start for part in parts], default=self.commit)
+        left = [end for end in self._ends_of_former(parts) if start - self._window <= end < start]
+        return Join(self.ledger, storage, 0, max(self.floor, min([start, *left])), self.floor)
+
+    def _ends_of_former(self, parts: Sequence[Fragment]) -> Iterator[int]:
+        """How far the copies go of those that are no members of ``parts``, and were."""
+        members = {member for part in parts for member in part.members}
+        for record in (self.record, *self._tried):
+            for fragment in record.fragments:
+                for member in fragment.members:
+                    if member not in members:
+                        yield self._durable.get(member, 0)
 
     def disconnected(self, storage: StorageId) -> None:
         self._streams.pop(storage, None)

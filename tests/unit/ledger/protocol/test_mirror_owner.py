@@ -172,3 +172,33 @@ def test_a_mirror_that_is_behind_the_floor_joins_anew() -> None:
     core.covered(80)
     assert core.join(B).start == 80
     assert core.next_send(B) is None
+
+
+def test_a_new_mirror_begins_where_the_one_that_left_ended() -> None:
+    """b dies with 95; own and a acknowledge 100. If they die later, c has what b lacks."""
+    core = owner()
+    core.appended(100)
+    durable(core, own=100, a=100, b=95)
+    core.change((OWN, A, C), qa=2)
+    assert core.join(C).start == 95
+    assert core.wanted is not None
+    core.stored(core.wanted, 2)
+    assert core.join(C).start == 95
+
+
+def test_a_new_mirror_does_not_begin_further_back_than_a_window() -> None:
+    """It is of no use to an acknowledgement while it catches up."""
+    core = owner(window=10)
+    core.appended(100)
+    durable(core, own=100, a=100, b=80)
+    core.change((OWN, A, C), qa=2)
+    assert core.join(C).start == 100
+
+
+def test_a_new_mirror_does_not_begin_before_what_is_in_segments() -> None:
+    core = owner()
+    core.appended(100)
+    durable(core, own=100, a=100, b=60)
+    core.covered(90)
+    core.change((OWN, A, C), qa=2)
+    assert core.join(C).start == 90
