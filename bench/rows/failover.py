@@ -216,7 +216,8 @@ async def measure(plan: Plan, fault: Fault) -> list[Row]:
             if kind is Sava:
                 raise
             # A peer that fails must not take Sava's figures with it.
-            reasons[kind.name] = f"broke off: {' '.join(repr(error).split())[:300]}"
+            last_line = (str(error).strip() or repr(error)).splitlines()[-1]
+            reasons[kind.name] = f"broke off: {last_line[:200]}"
         if kind is Sava:
             rounds_kept = kept.of(kind.name, version, fault.name)
             for line in timeline.table([told for each in rounds_kept for told in each.stages]):
