@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from sava.config import Config
 from sava.metadata.commands import Put
+from sava.metadata.errors import Unavailable
 from sava.metadata.records import unchanged
 from sava.records import Message, RecordBatch
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
@@ -20,7 +21,7 @@ from sava.topics.maintenance import TopicsOptions
 from sava.topics.names import TopicName
 from sava.topics.producers import ProducerHandle
 from sava.topics.registry import Namespaces, Registry
-from sava.topics.served import ServedTopics
+from sava.topics.served import OtherBrokers, ServedTopics
 from sava.topics.specs import EARLIEST, Ownership, Position, SubscriptionType
 from sava.topics.topic import SubscribeOptions, Topic
 from tests.support.storage import LAZY, Cluster
@@ -85,6 +86,19 @@ class World(Cluster):
         await Namespaces(self.metadata).ensure((name.namespace,))
         await Registry(self.metadata).create(name, reliable=reliable)
         await self.step("assign", name, owner=broker)
+
+
+async def _unreachable(*_: object) -> None:
+    raise Unavailable("no other broker answers")
+
+
+def others(
+    *,
+    released: Callable[[Sequence[TopicName]], Awaitable[None]] = _unreachable,
+    publish: Callable[[TopicName, RecordBatch], Awaitable[None]] = _unreachable,
+) -> OtherBrokers:
+    """The other brokers of a test, of which only what it gives can be reached."""
+    return OtherBrokers(released=released, publish=publish)
 
 
 async def crash(topics: ServedTopics, storage: BrokerStorage) -> None:

@@ -76,7 +76,7 @@ from sava.topics.names import InvalidName, TopicName
 from sava.topics.publishing import Stage
 from sava.topics.registry import Registry
 from sava.topics.rules import TopicSchemas
-from sava.topics.served import ServedTopics
+from sava.topics.served import OtherBrokers, ServedTopics
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)
@@ -277,8 +277,7 @@ class BrokerParts:
             broker=self.broker,
             claims_unassigned=False,
             incarnation=lambda: self.registrar.incarnation,
-            released=self._released,
-            publish_elsewhere=self.forwarder.publish_elsewhere,
+            others=OtherBrokers(released=self._released, publish=self.forwarder.publish_elsewhere),
         )
         self.agent = Agent(self.view, store, self.topics, broker=self.broker, registrar=self.registrar)
         self.schemas = SchemaRegistry(store)

@@ -24,6 +24,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -66,7 +67,15 @@ RETRY_S: Final = 0.2
 PREPARE_S: Final = 10.0
 """How long the first callers wait for the namespaces to be there."""
 
-PublishElsewhere = Callable[[TopicName, RecordBatch], Awaitable[None]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherBrokers:
+    """What a broker asks of the others of its cluster."""
+
+    released: Released
+    """Returns when no broker has these topics, which are being deleted."""
+    publish: Callable[[TopicName, RecordBatch], Awaitable[None]]
+    """To a topic of another broker. Returns when the messages are durable there."""
 
 
 class ServedTopics:
@@ -82,14 +91,11 @@ class ServedTopics:
         options: TopicsOptions = TopicsOptions(),  # noqa: B008 (frozen)
         claims_unassigned: bool = True,
         incarnation: Callable[[], int] = lambda: 0,
-        released: Released | None = None,
-        publish_elsewhere: PublishElsewhere | None = None,
+        others: OtherBrokers | None = None,
     ) -> None:
         """``claims_unassigned``: there is no controller, and the broker that is asked takes what no broker
         has. ``incarnation``: of this process, as registered; 0 while it is not, and then, with a controller,
-        it takes nothing up. ``released``: waits until no broker has these topics, which are being deleted;
-        None: there are no other brokers. ``publish_elsewhere``: to a topic of another broker; returns when
-        durable."""
+        it takes nothing up. ``others``: None if there are no other brokers."""
         self.registry = Registry(store)
         self.namespaces = Namespaces(store)
         self.limits = TopicLimits(store, config.policies)
@@ -100,7 +106,7 @@ class ServedTopics:
         self._options = options
         self._claims_unassigned = claims_unassigned
         self._incarnation = incarnation
-        self._publish_elsewhere = publish_elsewhere
+        self._others = others
         self._keeper = CursorKeeper(store, interval_s=options.cursor_interval_s)
         self._parts = TopicDependencies(
             limits=self.limits,
@@ -116,7 +122,12 @@ class ServedTopics:
         self._ending: set[Topic] = set()
         self._loading: SingleFlight[TopicName, Topic] = SingleFlight()
         self._deletions = Deletions(
-            self.registry, store, storage, broker=broker, close=self._close_deleted, released=released
+            self.registry,
+            store,
+            storage,
+            broker=broker,
+            close=self._close_deleted,
+            released=others.released if others is not None else None,
         )
         self._upkeep = TopicMaintenance(self.loaded, self.registry, storage, self._keeper, options)
         self._names: dict[int, TopicName] = {}
@@ -519,6 +530,6 @@ class ServedTopics:
         try:
             await (await self.get(name)).append(batch)
         except NotOwner:
-            if self._publish_elsewhere is None:
+            if self._others is None:
                 raise
-            await self._publish_elsewhere(name, batch)
+            await self._others.publish(name, batch)

@@ -33,7 +33,7 @@ from sava.topics.specs import (
     TopicSpec,
 )
 from tests.support.storage import contents
-from tests.support.topics import GIVEN, ORDERS, SLOW, World, crash, options, publish, ranges, received
+from tests.support.topics import GIVEN, ORDERS, SLOW, World, crash, options, others, publish, ranges, received
 from tests.support.waiting import PATIENCE_S, until
 from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, before, pass_through, refuse
 
@@ -252,7 +252,7 @@ class TestDeleting:
                     await first.let_go(name)
                     assert world.ownership(name).owner == 0
 
-            async with world.topics(broker=2, released=released, **GIVEN) as second:
+            async with world.topics(broker=2, others=others(released=released), **GIVEN) as second:
                 topic = await first.get(ORDERS)
                 await publish(topic, "a")
                 producer = await topic.producers.open("p", takeover=True)
@@ -279,7 +279,7 @@ class TestDeleting:
                 for name in names:
                     await first.let_go(name)
 
-            async with world.topics(broker=2, released=released, **GIVEN) as second:
+            async with world.topics(broker=2, others=others(released=released), **GIVEN) as second:
                 await second.create(ORDERS, reliable=True, partitions=3)
                 for index, broker in ((0, 1), (1, 2)):  # and nobody has the third
                     await world.step("assign", ORDERS.partition(index), owner=broker)
@@ -299,7 +299,7 @@ class TestDeleting:
             if not is_gone:
                 raise Unavailable(f"broker 1 has not let go of {names[0]}")
 
-        async with world.topics(broker=2, released=released, **GIVEN) as second:
+        async with world.topics(broker=2, others=others(released=released), **GIVEN) as second:
             with pytest.raises(Unavailable):
                 await second.delete(ORDERS)
             with pytest.raises(TopicBeingDeleted):
@@ -307,7 +307,7 @@ class TestDeleting:
             await second.finish_deletions()
             assert _spec(world).deleting
         is_gone = True  # its registration is
-        async with world.topics(broker=3, released=released, **GIVEN) as third:
+        async with world.topics(broker=3, others=others(released=released), **GIVEN) as third:
             await third.finish_deletions()
             assert world.metadata.local.range(specs.TOPICS).kvs == ()
             await third.finish_deletions()
@@ -317,7 +317,7 @@ class TestDeleting:
 
         async def released(names: Sequence[TopicName]) -> None: ...
 
-        async with world.topics(broker=1, released=released, **GIVEN) as topics:
+        async with world.topics(broker=1, others=others(released=released), **GIVEN) as topics:
             await topics.create(ORDERS, reliable=True)
             stop = Stop()
             # The transactions of a deletion: the topic's record, the ownership's, then what is removed.
@@ -439,8 +439,8 @@ class TestDeadLetters:
 
         await world.assigned(1)
         await world.assigned(2, OTHER)
-        given = GIVEN | {"publish_elsewhere": publish_elsewhere}
-        async with world.topics(broker=1, options=SLOW, **given) as topics:
+        elsewhere = others(publish=publish_elsewhere)
+        async with world.topics(broker=1, options=SLOW, others=elsewhere, **GIVEN) as topics:
             topic = await _failing_topic(topics)
             consumer = await topic.subscribe(options())
             await received(consumer, 1)
