@@ -184,7 +184,7 @@ class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     base_redelivery_delay_ms: int = 1_000
     max_redelivery_delay_ms: int = 60_000
     backoff: RedeliveryBackoff = RedeliveryBackoff.EXPONENTIAL
-    poison: DeadLetterPolicy = DeadLetterPolicy.BLOCK
+    dead_letter: DeadLetterPolicy = DeadLetterPolicy.BLOCK
     dead_letter_topic: str = ""
     """Empty: ``{topic}-{subscription}-dlq`` in the same namespace."""
 

@@ -475,7 +475,7 @@ async def _failing_topic(topics: ServedTopics) -> Any:
     await topic.reliable.set_failure_policy(
         "s",
         FailurePolicy(
-            max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic=str(OTHER)
+            max_redelivery_count=0, dead_letter=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic=str(OTHER)
         ),
     )
     return topic

@@ -221,7 +221,7 @@ class TestSubscribing:
 class TestChanging:
     async def test_a_policy_is_stored_and_holds_at_once(self, world: World) -> None:
         policy = FailurePolicy(
-            max_redelivery_count=0, base_redelivery_delay_ms=1, poison=DeadLetterPolicy.DROP
+            max_redelivery_count=0, base_redelivery_delay_ms=1, dead_letter=DeadLetterPolicy.DROP
         )
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)

@@ -365,7 +365,7 @@ class TestDeadLetters:
             await publish(topic, "good", "bad")
             consumer = await topic.subscribe(options())
             await topic.reliable.set_failure_policy(
-                "s", FailurePolicy(max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER)
+                "s", FailurePolicy(max_redelivery_count=0, dead_letter=DeadLetterPolicy.DEAD_LETTER)
             )
             await received(consumer, 2)
             consumer.ack(ranges(0))
