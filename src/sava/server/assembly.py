@@ -300,7 +300,7 @@ class BrokerParts:
             self.leading,
             broker=self.broker,
             finish_deletions=self.topics.finish_deletions,
-            tend_writers=self._writer_maintenance.run,
+            maintain_writers=self._writer_maintenance.run,
             prepare_move=self._prepare_move,
         )
         move_timeout_ms = config.cluster.move_timeout_seconds * 1000
@@ -352,7 +352,7 @@ class BrokerParts:
             controller=controller,
             forwards=self.forwarder.forwards,
             writers=self.writers,
-            tending=self._writer_maintenance,
+            writer_maintenance=self._writer_maintenance,
             suspicion=self.node.suspicion,
             evictor=self.evictor,
         )

@@ -158,7 +158,7 @@ class ConsumerHandle:
         self._queue.append((delivery, flight))
         self._changed.set()
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """What may be fetched has changed."""
         self._changed.set()
 

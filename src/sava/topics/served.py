@@ -14,7 +14,7 @@ It ends here in one of three ways:
 
     hand_over   everything goes to where any broker reads it, and the topic to its next owner
     drop        it is another's already, or this broker may have it no longer: nothing is sealed
-    let_go      it is being deleted (see ``Deletions``)
+    release     it is being deleted (see ``Deletions``)
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class ServedTopics:
                 await asyncio.sleep(RETRY_S)
         while self._claims_unassigned:
             await self._catch_up()
-            await asyncio.sleep(self._options.tend_interval_s)
+            await asyncio.sleep(self._options.maintenance_interval_s)
 
     async def _catch_up(self) -> None:
         """What the controller and the agents of a cluster do: finish what was begun, load what is owned. What
@@ -508,10 +508,10 @@ class ServedTopics:
         with suppress(TopicUnknown):  # another broker has finished it
             await self._deletions.run(name)
 
-    async def let_go(self, name: TopicName) -> None:
+    async def release(self, name: TopicName) -> None:
         """The owner's part of a deletion: close the topic and say so. Nothing if it is not being deleted, or
         not this broker's."""
-        await self._deletions.let_go(name)
+        await self._deletions.release(name)
 
     async def _close_deleted(self, name: TopicName) -> None:
         await self._loading.settled(name)

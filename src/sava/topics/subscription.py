@@ -308,16 +308,16 @@ class Subscription:
         if offset > self.cursor.next_offset and self._core.advance(offset):
             self._wake_up()
 
-    def told(self, source_key: int) -> int:
+    def notified(self, source_key: int) -> int:
         """Everything that is acked before this offset of a topic elsewhere was said here."""
-        return self.cursor.told(source_key)
+        return self.cursor.notified(source_key)
 
-    def settle(self, ranges: Sequence[Range], source_key: int, told: int) -> None:
+    def settle(self, ranges: Sequence[Range], source_key: int, notified: int) -> None:
         """Acked elsewhere, whether sent here or not; with it everything was said that was acked there before
-        ``told``."""
+        ``notified``."""
         if self._core.settle(ranges):
             self._wake_up()
-        self.cursor.tell(source_key, told)
+        self.cursor.notify(source_key, notified)
 
     def nack(self, ranges: Sequence[Range], *, delay_ms: int = 0, reason: str = "") -> None:
         if self._core.nack(ranges, self._clock(), delay_s=delay_ms / 1000, reason=reason):

@@ -279,9 +279,9 @@ class Subscriptions:
             raise SubscriptionExists(f"topic {self._topic} has a subscription {name} already")
         await self._creating.run(name, partial(self._create, name, options))
 
-    async def pin(self, name: str, start: Position) -> None:
-        """A link's cursor: keep what is there from this position on, or the nearest one, until ``advance``
-        says that it is copied. One that is there stays as it is."""
+    async def hold_slot(self, name: str, start: Position) -> None:
+        """A link's replication slot: keep what is there from this position on, or the nearest one, until
+        ``advance`` says that it is copied. One that is there stays as it is."""
         options = SubscribeOptions(
             subscription=name, type=SubscriptionType.SHARED, consumer_name="", start=self._nearest(start)
         )
@@ -290,8 +290,8 @@ class Subscriptions:
             await self._creating.run(name, partial(self._create, name, options))
 
     async def rewind(self, name: str, start: Position) -> None:
-        """A link's cursor: keep what is there from this position on, or the nearest one, because it is to be
-        copied again. One that is not beyond stays as it is. Raises SubscriptionUnknown."""
+        """A link's replication slot: keep what is there from this position on, or the nearest one, because
+        it is to be copied again. One that is not beyond stays as it is. Raises SubscriptionUnknown."""
         subscription = self.need(name)
         offset = await resolve(self.log, self._nearest(start))
         if offset < subscription.cursor_offset:
@@ -483,7 +483,7 @@ class Subscriptions:
         self._parts.keeper.wake()
         await asyncio.shield(stored)  # others wait for the same
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Forget consumers that stay away."""
         await self._consumer_records.forget_absent(
             (name, consumer) for name, each in self._live.items() for consumer in each.consumers

@@ -197,10 +197,10 @@ class FakeTopics:
     async def drop_all(self) -> None:
         self.topics.clear()
 
-    async def let_go(self, name: TopicName) -> None:
-        await self._meet("let_go", name)
+    async def release(self, name: TopicName) -> None:
+        await self._meet("release", name)
         self.topics.pop(name, None)
-        await step(self._store, "let_go", name)
+        await step(self._store, "release", name)
 
 
 def failing(error: Exception, times: int) -> Callable[[], Awaitable[None]]:

@@ -239,7 +239,7 @@ def _batch(*payloads: str) -> RecordBatch:
 
 
 class TestDeleting:
-    async def test_a_topic_that_another_broker_has_goes_when_it_has_let_go(self, world: FaultyWorld) -> None:
+    async def test_a_topic_that_another_broker_has_goes_when_it_is_released(self, world: FaultyWorld) -> None:
         await world.assigned(1)
         waited: list[Sequence[TopicName]] = []
         async with world.topics(broker=1, **GIVEN) as first:
@@ -249,7 +249,7 @@ class TestDeleting:
                 waited.append(names)
                 for name in names:
                     assert world.ownership(name).state is OwnershipState.DELETING
-                    await first.let_go(name)
+                    await first.release(name)
                     assert world.ownership(name).owner == 0
 
             async with world.topics(broker=2, others=others(released=released), **GIVEN) as second:
@@ -277,7 +277,7 @@ class TestDeleting:
 
             async def released(names: Sequence[TopicName]) -> None:
                 for name in names:
-                    await first.let_go(name)
+                    await first.release(name)
 
             async with world.topics(broker=2, others=others(released=released), **GIVEN) as second:
                 await second.create(ORDERS, reliable=True, partitions=3)
@@ -297,7 +297,7 @@ class TestDeleting:
 
         async def released(names: Sequence[TopicName]) -> None:
             if not is_gone:
-                raise Unavailable(f"broker 1 has not let go of {names[0]}")
+                raise Unavailable(f"broker 1 has not released {names[0]}")
 
         async with world.topics(broker=2, others=others(released=released), **GIVEN) as second:
             with pytest.raises(Unavailable):
@@ -356,10 +356,10 @@ class TestDeleting:
             for step in (None, "move"):
                 if step is not None:
                     await world.step(step)
-                await topics.let_go(ORDERS)
+                await topics.release(ORDERS)
                 assert topics.loaded[ORDERS] is topic
             await world.step("delete", owner=2)
-            await topics.let_go(ORDERS)
+            await topics.release(ORDERS)
             assert world.ownership().owner == 2
             assert world.metadata.local.range("/storage/").kvs
 
@@ -369,7 +369,7 @@ class TestDeleting:
             topic = await topics.get(ORDERS)
             world.faults.plan("get", refuse(UNAVAILABLE))
             with pytest.raises(Unavailable):
-                await topics.let_go(ORDERS)
+                await topics.release(ORDERS)
             assert topics.loaded[ORDERS] is topic
 
 

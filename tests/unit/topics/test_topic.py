@@ -489,10 +489,10 @@ class TestNonReliable:
             now = 0.0
             transient = TransientSubscriptions(held, topics._parts, clock=lambda: now + 1e9)
             consumer = await transient.subscribe(options())
-            await transient.tend()
+            await transient.maintain()
             assert list(transient.live) == ["s"]
             consumer.close()
-            await transient.tend()
+            await transient.maintain()
             assert list(transient.live) == []
 
 

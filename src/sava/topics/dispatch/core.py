@@ -131,7 +131,7 @@ class Dispatcher(ABC):
         goes out again."""
         replaced = self.members.get(member.name)
         if replaced is not None:
-            self._let_go(replaced)
+            self._release_flights(replaced)
         self.members[member.name] = member
         self._members_changed()
         return replaced
@@ -139,11 +139,11 @@ class Dispatcher(ABC):
     def detach(self, member: DispatchMember) -> None:
         """What the member had goes to others at once, in order, before anything newer."""
         if self.members.get(member.name) is member:
-            self._let_go(member)
+            self._release_flights(member)
             del self.members[member.name]
             self._members_changed()
 
-    def _let_go(self, member: DispatchMember) -> None:
+    def _release_flights(self, member: DispatchMember) -> None:
         for flight in self._in_flight.of(member):
             self._void(flight)
             self._return(flight)
