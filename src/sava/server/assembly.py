@@ -275,7 +275,6 @@ class BrokerParts:
             self.storage,
             config,
             broker=self.broker,
-            claims_unassigned=False,
             incarnation=lambda: self.registrar.incarnation,
             others=OtherBrokers(released=self._released, publish=self.forwarder.publish_elsewhere),
         )

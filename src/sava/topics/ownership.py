@@ -226,17 +226,16 @@ async def take(
     broker: int,
     *,
     incarnation: int = 0,
-    claims_unassigned: bool = True,
     lost: Callable[[Tenure], None] = lambda tenure: None,
 ) -> Tenure:
-    """Begin to serve a topic that is this broker's, under the next epoch; with ``claims_unassigned`` also one
-    that no broker has. Raises TopicUnknown, NotOwner."""
+    """Begin to serve a topic that is this broker's, under the next epoch. Raises TopicUnknown,
+    NotOwner."""
     located: Located
 
     async def begin(found: Versioned[Ownership]) -> RecordChange[Ownership]:
         nonlocal located
         located = await registry.locate(name)
-        ours = _taken(name, found.value or UNASSIGNED, broker, incarnation, claims_unassigned)
+        ours = _taken(name, found.value or UNASSIGNED, broker, incarnation)
         # The topic's record too: an ownership written behind a deletion would be found by the next topic of
         # this name.
         return RecordChange(ours, conditions=(located.unchanged,))
@@ -253,11 +252,7 @@ async def take(
     return Tenure(located, taken.value.epoch, taken.revision, store, lost)
 
 
-def _taken(
-    name: TopicName, record: Ownership, broker: int, incarnation: int, claims_unassigned: bool
-) -> Ownership:
-    if claims_unassigned and record.state in STEPS["assign"].sources:
-        return after("assign", name, record, owner=broker, incarnation=incarnation)
+def _taken(name: TopicName, record: Ownership, broker: int, incarnation: int) -> Ownership:
     if record.owner != broker or record.state not in STEPS["take"].sources:
         raise NotOwner(name, _server(record))
     return after("take", name, record, incarnation=incarnation)

@@ -6,9 +6,7 @@ once however many wait for it; a failure is an error to all of them, and the nex
 becomes an empty topic.
 
 Who serves a topic is in its ownership record, which the controller of the cluster writes. A topic that is not
-this broker's is refused at once with NotOwner, and the client knows where to ask next. Without a controller
-(``claims_unassigned``) the broker that is asked takes what no broker has, and a broker that starts takes up
-what it had before.
+this broker's is refused at once with NotOwner, and the client knows where to ask next.
 
 It ends here in one of three ways:
 
@@ -89,13 +87,11 @@ class ServedTopics:
         *,
         broker: int,
         options: TopicsOptions = TopicsOptions(),  # noqa: B008 (frozen)
-        claims_unassigned: bool = True,
-        incarnation: Callable[[], int] = lambda: 0,
+        incarnation: Callable[[], int],
         others: OtherBrokers | None = None,
     ) -> None:
-        """``claims_unassigned``: there is no controller, and the broker that is asked takes what no broker
-        has. ``incarnation``: of this process, as registered; 0 while it is not, and then, with a controller,
-        it takes nothing up. ``others``: None if there are no other brokers."""
+        """``incarnation``: of this process, as registered; 0 while it is not, and then it takes nothing up.
+        ``others``: None if there are no other brokers."""
         self.registry = Registry(store)
         self.namespaces = Namespaces(store)
         self.limits = TopicLimits(store, config.policies)
@@ -104,7 +100,6 @@ class ServedTopics:
         self._storage = storage
         self._config = config
         self._options = options
-        self._claims_unassigned = claims_unassigned
         self._incarnation = incarnation
         self._others = others
         self._keeper = CursorKeeper(store, interval_s=options.cursor_interval_s)
@@ -187,30 +182,6 @@ class ServedTopics:
                         "topics: waiting for the metadata store error=%s: %s", type(error).__name__, reason
                     )
                 await asyncio.sleep(RETRY_S)
-        while self._claims_unassigned:
-            await self._catch_up()
-            await asyncio.sleep(self._options.maintenance_interval_s)
-
-    async def _catch_up(self) -> None:
-        """What the controller and the agents of a cluster do: finish what was begun, load what is owned. What
-        fails is tried again the next time."""
-        try:
-            await self.finish_deletions()
-            found = await self.registry.list_all()
-        except FAILURES as error:
-            log.warning("topics: cannot be listed error=%s: %s", type(error).__name__, error)
-            return
-        owned = [name for name, spec in found.items() if not spec.partitions and self._should_load(name)]
-        await self._upkeep.each(owned, self._load_known)
-
-    def _should_load(self, name: TopicName) -> bool:
-        record = ownership.known(self._store.local, name).record
-        is_ours = record.owner == self.broker and record.state in ownership.STEPS["take"].sources
-        return is_ours and name not in self._loaded
-
-    async def _load_known(self, name: TopicName) -> None:
-        with suppress(TopicUnknown):  # deleted meanwhile
-            await self.get(name)
 
     # -- finding -----------------------------------------------------------------------------
 
@@ -320,7 +291,6 @@ class ServedTopics:
             name,
             self.broker,
             incarnation=self._incarnation(),
-            claims_unassigned=self._claims_unassigned,
             lost=self._lost,
         )
         spec = taken.located.spec
@@ -340,8 +310,6 @@ class ServedTopics:
     def _check_may_take(self, name: TopicName) -> None:
         """What this node knows is enough to say no: a client that is sent away asks again elsewhere, or
         here."""
-        if self._claims_unassigned:
-            return
         record = ownership.known(self._store.local, name).record
         if record.state is OwnershipState.ASSIGNED and record.owner != self.broker:
             raise NotOwner(name, record.owner)

@@ -252,7 +252,7 @@ class Site:
                 self.config,
                 QUICK,
                 broker=broker,
-                claims_unassigned=False,
+                kind=ServedTopics,
                 incarnation=lambda: life.incarnation,
                 others=others(released=lambda names: agents[0].released(names)),
             )

@@ -170,7 +170,6 @@ class FakeTopics:
             name,
             self.broker,
             incarnation=self.life.incarnation,
-            claims_unassigned=False,
         )
         await self._meet("get", name)
         topic = self.topics[name] = FakeTopic(held.epoch)

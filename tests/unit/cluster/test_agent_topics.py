@@ -51,7 +51,7 @@ async def broker_of(world: World, broker: int) -> AsyncIterator[ServingBroker]:
     view = ClusterView(world.metadata)
     async with world.topics(
         broker=broker,
-        claims_unassigned=False,
+        kind=ServedTopics,
         incarnation=lambda: registrar.incarnation,
         others=others(released=lambda names: agent.released(names)),
     ) as topics:
