@@ -55,7 +55,8 @@ class Delivery:
 
 
 class ConsumerOwner(Protocol):
-    """The subscription, as its consumers see it."""
+    """The subscription, as its consumers see it. A Protocol: subscriptions of reliable and of other topics
+    have nothing else in common."""
 
     @property
     def name(self) -> str: ...

@@ -64,8 +64,8 @@ _NONE: Final = Counters()
 class Hooks:
     """What a subscription asks of the broker around it."""
 
-    dead_letter: Callable[[str, str, list[Message]], Awaitable[object]]
-    """Topic, subscription, messages. Returns when they are durable there."""
+    dead_letter: Callable[[str, list[Message]], Awaitable[object]]
+    """To the topic of this name. Returns when they are durable there."""
     dispatch_rate: Callable[[], int]
     """Messages a second; 0 for no limit. Asked again and again."""
 
@@ -143,7 +143,7 @@ class Subscription:
     @cached_property
     def _letters(self) -> DeadLetters:
         hand_on = self._hooks.dead_letter
-        return DeadLetters(self.topic, self.name, self._log, self._core, hand_on=hand_on, done=self._wake_up)
+        return DeadLetters(self.topic, self.name, self._log, self._core, hand_on=hand_on, done=self._wake.set)
 
     @cached_property
     def _wake(self) -> asyncio.Event:
@@ -230,12 +230,6 @@ class Subscription:
             error=self.error,
         )
 
-    # -- the cursor's record -------------------------------------------------------------------
-
-    def acks_stored(self) -> asyncio.Future[None]:
-        """Done when everything that is acked now is in the metadata store. Never cancel it: it is shared."""
-        return self.cursor.acks_stored()
-
     # -- consumers -----------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -273,7 +267,7 @@ class Subscription:
         if self._consumers.get(consumer.name) is consumer:
             del self._consumers[consumer.name]
             self._core.detach(self._core.members[consumer.name])
-            self._wake_up()
+            self._wake.set()
 
     def is_active(self, consumer: ConsumerHandle) -> bool:
         if self._consumers.get(consumer.name) is not consumer:
@@ -285,44 +279,40 @@ class Subscription:
 
     def fetched(self, consumer: ConsumerHandle, flight: Flight, count: int) -> None:
         self._core.fetched(flight, count, self._clock())
-        self._wake_up()
+        self._wake.set()
 
     def waits(self, consumer: ConsumerHandle) -> None:
         member = self._core.members[consumer.name]
         if member.is_stalled:
             member.is_stalled = False
-            self._wake_up()
+            self._wake.set()
 
     def granted(self, consumer: ConsumerHandle, count: int) -> None:
         if self._consumers.get(consumer.name) is consumer:
             self._core.members[consumer.name].credits += count
-            self._wake_up()
+            self._wake.set()
 
     def ack(self, ranges: Sequence[Range]) -> None:
         """What is acked already changes nothing."""
         if self._core.ack(ranges, self._log.next_offset):
-            self._wake_up()
+            self._wake.set()
 
     def advance(self, offset: int) -> None:
         """Ack whatever is below, also if no consumer ever got it. Going back changes nothing."""
         if offset > self.cursor.next_offset and self._core.advance(offset):
-            self._wake_up()
-
-    def notified(self, source_key: int) -> int:
-        """Everything that is acked before this offset of a topic elsewhere was said here."""
-        return self.cursor.notified(source_key)
+            self._wake.set()
 
     def settle(self, ranges: Sequence[Range], source_key: int, notified: int) -> None:
         """Acked elsewhere, whether sent here or not; with it everything was said that was acked there before
         ``notified``."""
         if self._core.settle(ranges):
-            self._wake_up()
+            self._wake.set()
         self.cursor.notify(source_key, notified)
 
     def nack(self, ranges: Sequence[Range], *, delay_ms: int = 0, reason: str = "") -> None:
         if self._core.nack(ranges, self._clock(), delay_s=delay_ms / 1000, reason=reason):
             self._letters.look()
-            self._wake_up()
+            self._wake.set()
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -339,12 +329,12 @@ class Subscription:
         self._core.configure(spec, self._clock())
         self._letters.look()
         self._letters.retry_now()
-        self._wake_up()
+        self._wake.set()
 
     async def seek(self, offset: int) -> None:
         """Continue at the offset (or as near to it as the log reaches). What is under way is forgotten."""
         self._core.seek(min(max(offset, self._log.start_offset), self._log.next_offset))
-        self._wake_up()
+        self._wake.set()
 
     async def close(self, error: SavaError) -> None:
         """Every consumer ends with the error. Idempotent."""
@@ -363,13 +353,10 @@ class Subscription:
 
     # -- the task ------------------------------------------------------------------------------
 
-    def _wake_up(self) -> None:
-        self._wake.set()
-
     def _run_if_needed(self) -> None:
         if self._is_dormant:
             return
-        self._wake_up()
+        self._wake.set()
         if self._is_started and self._consumers and self._task is None and self._closed is None:
             self._task = asyncio.create_task(self._run(), name=f"subscription {self.name} of {self.topic}")
             self._task.add_done_callback(self._ran)
@@ -477,7 +464,7 @@ class Subscription:
         failure = follower.exception()
         if isinstance(failure, Exception):
             self._failed(failure)
-        self._wake_up()
+        self._wake.set()
 
     def _set_timer(self, now: float) -> None:
         at = self._core.wake_at(now)
@@ -495,4 +482,4 @@ class Subscription:
 
     def _timer_rang(self) -> None:
         self._timer = None
-        self._wake_up()
+        self._wake.set()

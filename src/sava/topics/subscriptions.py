@@ -173,7 +173,7 @@ class Subscriptions:
         self._consumer_records = ConsumerRecords(tenure)
         self._records = RecordStore(tenure.store)
         self._closed: SavaError | None = None
-        self._hooks = Hooks(dead_letter=self._dead_letter, dispatch_rate=self._dispatch_rate)
+        self._hooks = Hooks(dead_letter=self._parts.dead_letter, dispatch_rate=self._dispatch_rate)
         self.retired = Counters()
         """What subscriptions that were removed had counted here."""
 
@@ -479,7 +479,7 @@ class Subscriptions:
 
     async def acks_stored(self, name: str) -> None:
         """Until everything that is acked now is in the metadata store."""
-        stored = self.need(name).acks_stored()
+        stored = self.need(name).cursor.acks_stored()
         self._parts.keeper.wake()
         await asyncio.shield(stored)  # others wait for the same
 
@@ -517,9 +517,6 @@ class Subscriptions:
             raise self._closed
 
     # -- what a subscription asks of its topic -----------------------------------------------
-
-    async def _dead_letter(self, target: str, subscription: str, messages: list[Message]) -> None:
-        await self._parts.dead_letter(target, messages)
 
     def _dispatch_rate(self) -> int:
         return self._parts.limits.of(self._topic).max_subscription_dispatch_rate

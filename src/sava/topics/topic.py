@@ -241,7 +241,7 @@ class Topic:
         found = subscriptions.need(subscription)
         ranges = await translate(self.log, found.cursor_offset, own, acks, self._places)
         left = left_over(acks, own, arrived)
-        if found.notified(source.key) < since or any(each.origin != source.origin for each in left):
+        if found.cursor.notified(source.key) < since or any(each.origin != source.origin for each in left):
             # Where the source has those is not known: a caller that forgets them must look again.
             notified = 0
         elif left:
@@ -249,7 +249,7 @@ class Topic:
         found = subscriptions.need(subscription)
         found.settle(ranges, source.key, notified)
         await subscriptions.acks_stored(subscription)
-        return AppliedAcks(position, left, found.notified(source.key))
+        return AppliedAcks(position, left, found.cursor.notified(source.key))
 
     async def read_acks(self, subscription: str, known: Sequence[Range], own: Origin) -> ReadAcks:
         """What is acked here, as others understand it, apart from what they know. ``known``: offsets here.

@@ -77,7 +77,7 @@ async def test_the_longer_of_two_delays_counts_up_to_the_limit() -> None:
 
     for at, expected in ((1000.9, []), (1001.0, [0, 1]), (1001.9, []), (1002.0, [2]), (1005.0, [3])):
         now = at
-        subscription._wake_up()
+        subscription._wake.set()
         if expected:
             assert await get(consumer, len(expected)) == expected
         assert await gets_nothing(consumer)

@@ -32,7 +32,8 @@ _STREAM_ON: Final = 10_000
 
 
 class LogView(Protocol):
-    """What a subscription needs of a topic's log."""
+    """What a subscription needs of a topic's log. A Protocol: models and stories of subscriptions run on a
+    log in memory."""
 
     @property
     def start_offset(self) -> int: ...
@@ -138,7 +139,7 @@ class DeadLetters:
         log: LogView,
         core: Dispatcher,
         *,
-        hand_on: Callable[[str, str, list[Message]], Awaitable[object]],
+        hand_on: Callable[[str, list[Message]], Awaitable[object]],
         done: Callable[[], None],
     ) -> None:
         self._topic = topic
@@ -219,7 +220,7 @@ class DeadLetters:
             ranges.append((start, end))
             if len(letters) >= _MESSAGES_AT_ONCE:
                 break
-        await self._hand_on(self.target, self._subscription, letters)
+        await self._hand_on(self.target, letters)
         self._core.dead_lettered(ranges)
 
     async def _letters(self, reader: LogReader, start: int, end: int, failure: Failure) -> list[Message]:
