@@ -29,7 +29,7 @@ from typing import Final
 from sava.errors import SavaError
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
-from sava.tasks import cancelled
+from sava.tasks import Backoff, cancelled
 from sava.topics.consumer import ConsumerHandle, cut_out
 from sava.topics.cursors import SubscriptionCursor
 from sava.topics.dispatch.core import Counters, Dispatcher, Pace, SliceDispatch
@@ -129,7 +129,6 @@ class Subscription:
         self._is_started = False
         self._closed: SavaError | None = None
         self._error = ""
-        self._pause = _FIRST_PAUSE_S
         self._retry_at = 0.0
 
     # -- made when first used ------------------------------------------------------------------
@@ -144,6 +143,10 @@ class Subscription:
     def _letters(self) -> DeadLetters:
         hand_on = self._hooks.dead_letter
         return DeadLetters(self.topic, self.name, self._log, self._core, hand_on=hand_on, done=self._wake.set)
+
+    @cached_property
+    def _backoff(self) -> Backoff:
+        return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
     @cached_property
     def _wake(self) -> asyncio.Event:
@@ -407,7 +410,9 @@ class Subscription:
         except (SavaError, OSError) as error:
             self._failed(error)
             return False
-        self._error, self._pause = "", _FIRST_PAUSE_S
+        if self._error:
+            self._error = ""
+            self._backoff.reset()
         self._send(chunk, offset)
         return True
 
@@ -434,15 +439,15 @@ class Subscription:
 
     def _failed(self, error: Exception) -> None:
         self._error = f"{type(error).__name__}: {error}"
-        self._retry_at = self._clock() + self._pause
+        pause = self._backoff.next()
+        self._retry_at = self._clock() + pause
         _log.warning(
             "cannot read topic=%s subscription=%s retry_in=%.1fs error=%s",
             self.topic,
             self.name,
-            self._pause,
+            pause,
             self._error,
         )
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
 
     async def _rest(self) -> None:
         """Until something has changed."""
