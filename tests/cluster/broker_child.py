@@ -18,7 +18,7 @@ around ``taken``         around the write with which it takes the topic up      
 after ``claimed``        the storage state is of its epoch                        target
 ``loaded``               subscriptions are there, nobody was served yet           target
 around ``deleting``      around the mark in the ownership of a deleted topic      deleter
-around ``let go``        around the write that the owner has it no longer         owner
+around ``released``      around the write that the owner has it no longer         owner
 around storage removed   around the end of its storage state                      deleter
 around ``removed``       around the end of its records                            deleter
 around journal …         around ``recovering`` and ``closed`` in a record          coordinator
@@ -80,8 +80,8 @@ MOVE_STEPS: Final = (
 DELETION_STEPS: Final = (
     "before deleting",
     "after deleting",
-    "before let go",
-    "after let go",
+    "before released",
+    "after released",
     "before storage removed",
     "after storage removed",
     "before removed",
@@ -146,7 +146,7 @@ def _name_ownership(record: Ownership) -> str:
         case OwnershipState.ASSIGNED:
             return "taken" if record.incarnation else "assigned"
         case OwnershipState.DELETING:
-            return "deleting" if record.owner else "let go"
+            return "deleting" if record.owner else "released"
     return str(record.state.value)
 
 

@@ -196,7 +196,7 @@ async def expect_gone(topic: str, cluster: TrappedBrokers, victim: BrokerProcess
 
 DELETION_VICTIMS = ("deleter", "owner", "leader", "leading-deleter")
 DELETION_SELECTION = (
-    Case("delete", "owner", "before let go"),
+    Case("delete", "owner", "before released"),
     Case("delete", "leading-deleter", "after storage removed"),
 )
 DELETIONS_OF_MOVING = itertools.product(

@@ -19,7 +19,7 @@ from tests.support.waiting import PATIENCE_S, until
 ESSENTIAL = ("cluster view", "ledger records", "registration", "agent", "cursors", "uploader")
 REPEATED = (
     *("controller", "rebalancing", "failover", "replication", "load reports"),
-    *("tending", "retention", "merging", "sweeping"),
+    *("maintenance", "retention", "merging", "sweeping"),
 )
 
 

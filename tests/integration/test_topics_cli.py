@@ -275,7 +275,7 @@ def test_a_subscription_from_its_creation_to_its_end(sava: Sava) -> None:
     assert "99" in sava(f"topics seek {topic} s --offset 99", code=1).err
 
     configure = f"subscriptions configure {topic} s --max-redelivery 2 --ack-timeout 1.5 --backoff fixed"
-    shown = sava(f"{configure} --poison dead_letter --dead-letter-topic /default/dead").out
+    shown = sava(f"{configure} --dead-letter dead_letter --dead-letter-topic /default/dead").out
     assert ["ack_timeout_ms", "1500"] in [line.split() for line in shown.splitlines()]
     configured = sava(f"subscriptions configure {topic} s --max-unacked 7 -o json").json
     assert configured["max_unacked_messages"] == 7

@@ -3,35 +3,103 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from sava.config import Config
 from sava.metadata.commands import Put
-from sava.metadata.records import unchanged
+from sava.metadata.errors import Unavailable
+from sava.metadata.records import RecordChange, RecordStore, Versioned, unchanged
+from sava.metadata.store import MetadataStore
 from sava.records import Message, RecordBatch
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.supervisor import Supervisor
 from sava.topics import ownership, specs
 from sava.topics.consumer import ConsumerHandle
-from sava.topics.maintenance import TopicsOptions
+from sava.topics.errors import TopicUnknown
+from sava.topics.maintenance import FAILURES, TopicsOptions
 from sava.topics.names import TopicName
 from sava.topics.producers import ProducerHandle
-from sava.topics.registry import Namespaces, Registry
-from sava.topics.served import ServedTopics
+from sava.topics.registry import Located, Namespaces, Registry
+from sava.topics.served import OtherBrokers, ServedTopics
 from sava.topics.specs import EARLIEST, Ownership, Position, SubscriptionType
 from sava.topics.topic import SubscribeOptions, Topic
 from tests.support.storage import LAZY, Cluster
 from tests.support.waiting import PATIENCE_S
 
+log = logging.getLogger(__name__)
+
 ORDERS = TopicName("default", "orders")
 QUICK = TopicsOptions(cursor_interval_s=0.02)
 SLOW = TopicsOptions(cursor_interval_s=3600.0)
 """Positions are written only when somebody asks for it."""
-GIVEN: dict[str, Any] = {"claims_unassigned": False, "incarnation": lambda: 7}
+GIVEN: dict[str, Any] = {"kind": ServedTopics, "incarnation": lambda: 7}
 """A broker that is registered, in a cluster whose controller says who serves what."""
+
+
+class SoleTopics(ServedTopics):
+    """The topics of a broker without a cluster: a topic that no broker has is assigned to it before it is
+    loaded, and what it owned before is loaded when it starts."""
+
+    async def _prepare(self) -> None:
+        await super()._prepare()
+        while True:
+            await self._catch_up()
+            await asyncio.sleep(self._options.maintenance_interval_s)
+
+    async def _catch_up(self) -> None:
+        """What the controller and the agents of a cluster do: finish what was begun, load what is owned. What
+        fails is tried again the next time."""
+        try:
+            await self.finish_deletions()
+            found = await self.registry.list_all()
+        except FAILURES as error:
+            log.warning("topics: cannot be listed error=%s: %s", type(error).__name__, error)
+            return
+        owned = [name for name, spec in found.items() if not spec.partitions and self._should_load(name)]
+        await self._upkeep.each(owned, self._load_known)
+
+    def _should_load(self, name: TopicName) -> bool:
+        record = ownership.known(self._store.local, name).record
+        is_ours = record.owner == self.broker and record.state in ownership.STEPS["take"].sources
+        return is_ours and name not in self._loaded
+
+    async def _load_known(self, name: TopicName) -> None:
+        with suppress(TopicUnknown):  # deleted meanwhile
+            await self.get(name)
+
+    def _check_may_take(self, name: TopicName) -> None:
+        """``_load`` finds out."""
+
+    async def _load(self, name: TopicName) -> Topic:
+        if not (await self.registry.need(name)).partitions:
+            await assign(self._store, name, self.broker)
+        return await super()._load(name)
+
+
+async def assign(store: MetadataStore, name: TopicName, broker: int) -> None:
+    """In the controller's place: a topic that no broker has gets this one; any other stays as it is."""
+    located: Located
+
+    async def decide(found: Versioned[Ownership]) -> RecordChange[Ownership] | None:
+        nonlocal located
+        located = await Registry(store).locate(name)
+        record = found.value or ownership.UNASSIGNED
+        if record.state not in ownership.STEPS["assign"].sources:
+            return None
+        assigned = ownership.after("assign", name, record, owner=broker)
+        return RecordChange(assigned, conditions=(located.unchanged,))
+
+    await RecordStore(store).update(
+        specs.ownership_key(name),
+        Ownership,
+        decide,
+        what=f"the ownership of topic {name}",
+        conclusive=(TopicUnknown,),
+    )
 
 
 class World(Cluster):
@@ -48,11 +116,21 @@ class World(Cluster):
         *,
         broker: int = 1,
         storage: StorageOptions = LAZY,
-        **more: Any,
+        kind: type[ServedTopics] = SoleTopics,
+        incarnation: Callable[[], int] = lambda: 0,
+        others: OtherBrokers | None = None,
     ) -> AsyncIterator[ServedTopics]:
-        """One life, with an orderly end."""
+        """One run of a broker, with an orderly end."""
         async with self.broker(f"broker-{broker}", storage) as opened:
-            topics = ServedTopics(self.metadata, opened, config, broker=broker, options=options, **more)
+            topics = kind(
+                self.metadata,
+                opened,
+                config,
+                broker=broker,
+                options=options,
+                incarnation=incarnation,
+                others=others,
+            )
             await topics.start(Supervisor())
             try:
                 yield topics
@@ -60,11 +138,18 @@ class World(Cluster):
                 await topics.close()
 
     async def start_topics(
-        self, options: TopicsOptions = QUICK, *, broker: int = 1, **more: Any
+        self,
+        options: TopicsOptions = QUICK,
+        *,
+        broker: int = 1,
+        kind: type[ServedTopics] = SoleTopics,
+        incarnation: Callable[[], int] = lambda: 0,
     ) -> tuple[ServedTopics, BrokerStorage]:
-        """A life whose end is the caller's: see ``crash``."""
+        """A run of a broker whose end is the caller's: see ``crash``."""
         storage = await self.start(f"broker-{broker}")
-        topics = ServedTopics(self.metadata, storage, Config(), broker=broker, options=options, **more)
+        topics = kind(
+            self.metadata, storage, Config(), broker=broker, options=options, incarnation=incarnation
+        )
         await topics.start(Supervisor())
         return topics, storage
 
@@ -85,6 +170,19 @@ class World(Cluster):
         await Namespaces(self.metadata).ensure((name.namespace,))
         await Registry(self.metadata).create(name, reliable=reliable)
         await self.step("assign", name, owner=broker)
+
+
+async def _unreachable(*_: object) -> None:
+    raise Unavailable("no other broker answers")
+
+
+def others(
+    *,
+    released: Callable[[Sequence[TopicName]], Awaitable[None]] = _unreachable,
+    publish: Callable[[TopicName, RecordBatch], Awaitable[None]] = _unreachable,
+) -> OtherBrokers:
+    """The other brokers of a test, of which only what it gives can be reached."""
+    return OtherBrokers(released=released, publish=publish)
 
 
 async def crash(topics: ServedTopics, storage: BrokerStorage) -> None:

@@ -196,11 +196,11 @@ class ReplicaService(rpc.ReplicaServicer):
             acks,
             source=source,
             own=self._own(topic),
-            told=request.told,
+            notified=request.told,
             since=request.since,
         )
         return pb.ApplyAcksResponse(
-            position=applied.position, left=map(_told, applied.left), told=applied.told
+            position=applied.position, left=map(_told, applied.left), told=applied.notified
         )
 
     async def ReadAcks(self, request: pb.ReadAcksRequest, context: Any) -> pb.ReadAcksResponse:

@@ -118,9 +118,9 @@ def configure(
     max_delay: Annotated[
         float | None, typer.Option("--max-delay", min=0, metavar="SECONDS", help="The longest delay.")
     ] = None,
-    poison: Annotated[
+    dead_letter: Annotated[
         DeadLetterPolicy | None,
-        typer.Option("--poison", help="What happens to a message that failed too often."),
+        typer.Option("--dead-letter", help="What happens to a message that failed too often."),
     ] = None,
     dead_letter_topic: Annotated[
         str | None,
@@ -140,7 +140,7 @@ def configure(
         base_redelivery_delay_ms=_milliseconds(base_delay),
         max_redelivery_delay_ms=_milliseconds(max_delay),
         backoff=backoff,
-        poison=poison,
+        dead_letter=dead_letter,
         dead_letter_topic=dead_letter_topic,
     )
     window = _given(max_unacked_messages=max_unacked)

@@ -6,7 +6,7 @@ record      what this broker does                                 and writes
 assigned    takes the topic up, unless it serves it already       ``take`` (as it begins)
 moving      hands it over: everything to where others can read    ``seal``, or ``roll_back``
 orphan      its own, after a return: takes it up again            ``take``
-deleting    closes it                                             ``let_go``
+deleting    closes it                                             ``release``
 another's   drops what it still has of it                         nothing
 ==========  ====================================================  ==============================
 
@@ -84,7 +84,7 @@ class Job(StrEnum):
     HAND_OVER = "hand_over"
     ROLL_BACK = "roll_back"
     DROP = "drop"
-    LET_GO = "let_go"
+    RELEASE = "release"
 
 
 def decide(entry: TopicEntry, *, broker: int, incarnation: int, epoch: int) -> Job | None:
@@ -95,7 +95,7 @@ def decide(entry: TopicEntry, *, broker: int, incarnation: int, epoch: int) -> J
     is_ours = record.incarnation == incarnation
     match record.state:
         case OwnershipState.DELETING:
-            return Job.LET_GO
+            return Job.RELEASE
         case OwnershipState.MOVING if not is_ours:
             return Job.ROLL_BACK
         case OwnershipState.MOVING:
@@ -195,7 +195,7 @@ class Agent:
                 case.woken.set()
         elif job is not None:
             case = self._cases[name] = _Case()
-            case.task = spawn(self._tend(name, case), name=f"agent: {name}")
+            case.task = spawn(self._work_on(name, case), name=f"agent: {name}")
 
     def _decide(self, name: TopicName, entry: TopicEntry | None) -> Job | None:
         incarnation = self._registrar.incarnation
@@ -209,7 +209,7 @@ class Agent:
 
     # -- one topic ---------------------------------------------------------------------------
 
-    async def _tend(self, name: TopicName, case: _Case) -> None:
+    async def _work_on(self, name: TopicName, case: _Case) -> None:
         """Until there is nothing left to do, as this node knows it. The case is closed without a wait after
         that was found: what changes later opens another."""
         try:
@@ -251,8 +251,8 @@ class Agent:
         match job:
             case Job.DROP:
                 await self._topics.drop(name, self._why_drop(entry))
-            case Job.LET_GO:
-                await self._topics.let_go(name)
+            case Job.RELEASE:
+                await self._topics.release(name)
             case Job.TAKE_UP if entry is not None:
                 case.refused = max(case.refused, entry.record.failures)
                 async with asyncio.timeout(TAKE_S):
@@ -360,7 +360,7 @@ class Agent:
     # -- for others --------------------------------------------------------------------------
 
     async def released(self, names: Sequence[TopicName]) -> None:
-        """Until no broker has these topics, which are being deleted: their owners have let go of them, or are
+        """Until no broker has these topics, which are being deleted: their owners have released them, or are
         not there and hence serve nothing. Raises Unfinished."""
         if not names:
             return

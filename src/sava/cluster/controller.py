@@ -88,7 +88,7 @@ class Controller:
         *,
         broker: int,
         finish_deletions: Callable[[], Awaitable[None]],
-        tend_writers: Callable[[], Awaitable[None]],
+        maintain_writers: Callable[[], Awaitable[None]],
         prepare_move: PrepareMove,
     ) -> None:
         self._view = view
@@ -96,7 +96,7 @@ class Controller:
         self._config = config
         self._leadership = leadership
         self._broker = broker
-        self._beside = {"deletions": finish_deletions, "writers": tend_writers}
+        self._beside = {"deletions": finish_deletions, "writers": maintain_writers}
         """What takes its time, and must not keep topics waiting."""
         self.loads = Loads(interval_s=config.load_manager.load_report_interval_seconds)
         self._moves = Moves(view, store, self._placement, self._state_of, prepare_move)

@@ -73,7 +73,7 @@ class PipelineState(StrEnum):
     FAILING = "failing"
     """It has ended with an error, and is tried again."""
     STOPPED = "stopped"
-    """By its runner, which has let go of it, or is about to."""
+    """By its runner, which has released it, or is about to."""
     DELETING = "deleting"
     """Gone as soon as its runner has stopped it."""
 
@@ -479,10 +479,10 @@ class Pipelines:
         if found is None or not _is_held(found, runner, claim):
             return Reported(False, False, 0)
         is_wanted = not found.record.is_paused and not found.record.is_deleting
-        told = _stamped(status, runner, claim)
-        if not found.record.is_deleting and _is_news(found.reported, told):
+        stamped = _stamped(status, runner, claim)
+        if not found.record.is_deleting and _is_news(found.reported, stamped):
             conditions = (unchanged(claim_key(name), claim),)
-            if not (await self._store.txn(conditions, (Put(status_key(name), encode(told)),))).succeeded:
+            if not (await self._store.txn(conditions, (Put(status_key(name), encode(stamped)),))).succeeded:
                 return Reported(False, False, 0)
         return Reported(True, is_wanted, found.revision)
 
@@ -496,8 +496,8 @@ class Pipelines:
             conditions = (unchanged(pipeline_key(name), found.revision),)
             if found.record.is_deleting:
                 return RecordChange(None, (Delete(pipeline_key(name)), Delete(status_key(name))), conditions)
-            told = encode(_stamped(status, runner, claim))
-            return RecordChange(None, (Put(status_key(name), told),), conditions)
+            stamped = encode(_stamped(status, runner, claim))
+            return RecordChange(None, (Put(status_key(name), stamped),), conditions)
 
         if not _is_possible(name):
             return

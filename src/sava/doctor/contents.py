@@ -199,7 +199,7 @@ def _lag(
             subject,
             f"is blocked by a message that failed too often, {now.backlog} messages wait",
             "mend its consumer, or let such messages go to a dead-letter topic: "
-            f"`sava subscriptions configure {topic} {now.subscription} --poison dead_letter`",
+            f"`sava subscriptions configure {topic} {now.subscription} --dead-letter dead_letter`",
         )
     elif now.type == "link":
         return  # it has no consumers; what replication says of itself tells whether it gets on

@@ -878,7 +878,7 @@ class FailurePolicy(_message.Message):
     BASE_REDELIVERY_DELAY_MS_FIELD_NUMBER: _builtins.int
     MAX_REDELIVERY_DELAY_MS_FIELD_NUMBER: _builtins.int
     BACKOFF_FIELD_NUMBER: _builtins.int
-    POISON_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_FIELD_NUMBER: _builtins.int
     DEAD_LETTER_TOPIC_FIELD_NUMBER: _builtins.int
     max_redelivery_count: _builtins.int
     ack_timeout_ms: _builtins.int
@@ -886,7 +886,7 @@ class FailurePolicy(_message.Message):
     max_redelivery_delay_ms: _builtins.int
     backoff: _builtins.str
     """fixed or exponential."""
-    poison: _builtins.str
+    dead_letter: _builtins.str
     """block, drop or dead_letter."""
     dead_letter_topic: _builtins.str
     def __init__(
@@ -897,12 +897,12 @@ class FailurePolicy(_message.Message):
         base_redelivery_delay_ms: _builtins.int | None = ...,
         max_redelivery_delay_ms: _builtins.int | None = ...,
         backoff: _builtins.str | None = ...,
-        poison: _builtins.str | None = ...,
+        dead_letter: _builtins.str | None = ...,
         dead_letter_topic: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ack_timeout_ms", b"_ack_timeout_ms", "_backoff", b"_backoff", "_base_redelivery_delay_ms", b"_base_redelivery_delay_ms", "_dead_letter_topic", b"_dead_letter_topic", "_max_redelivery_count", b"_max_redelivery_count", "_max_redelivery_delay_ms", b"_max_redelivery_delay_ms", "_poison", b"_poison", "ack_timeout_ms", b"ack_timeout_ms", "backoff", b"backoff", "base_redelivery_delay_ms", b"base_redelivery_delay_ms", "dead_letter_topic", b"dead_letter_topic", "max_redelivery_count", b"max_redelivery_count", "max_redelivery_delay_ms", b"max_redelivery_delay_ms", "poison", b"poison"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ack_timeout_ms", b"_ack_timeout_ms", "_backoff", b"_backoff", "_base_redelivery_delay_ms", b"_base_redelivery_delay_ms", "_dead_letter", b"_dead_letter", "_dead_letter_topic", b"_dead_letter_topic", "_max_redelivery_count", b"_max_redelivery_count", "_max_redelivery_delay_ms", b"_max_redelivery_delay_ms", "ack_timeout_ms", b"ack_timeout_ms", "backoff", b"backoff", "base_redelivery_delay_ms", b"base_redelivery_delay_ms", "dead_letter", b"dead_letter", "dead_letter_topic", b"dead_letter_topic", "max_redelivery_count", b"max_redelivery_count", "max_redelivery_delay_ms", b"max_redelivery_delay_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ack_timeout_ms", b"_ack_timeout_ms", "_backoff", b"_backoff", "_base_redelivery_delay_ms", b"_base_redelivery_delay_ms", "_dead_letter_topic", b"_dead_letter_topic", "_max_redelivery_count", b"_max_redelivery_count", "_max_redelivery_delay_ms", b"_max_redelivery_delay_ms", "_poison", b"_poison", "ack_timeout_ms", b"ack_timeout_ms", "backoff", b"backoff", "base_redelivery_delay_ms", b"base_redelivery_delay_ms", "dead_letter_topic", b"dead_letter_topic", "max_redelivery_count", b"max_redelivery_count", "max_redelivery_delay_ms", b"max_redelivery_delay_ms", "poison", b"poison"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ack_timeout_ms", b"_ack_timeout_ms", "_backoff", b"_backoff", "_base_redelivery_delay_ms", b"_base_redelivery_delay_ms", "_dead_letter", b"_dead_letter", "_dead_letter_topic", b"_dead_letter_topic", "_max_redelivery_count", b"_max_redelivery_count", "_max_redelivery_delay_ms", b"_max_redelivery_delay_ms", "ack_timeout_ms", b"ack_timeout_ms", "backoff", b"backoff", "base_redelivery_delay_ms", b"base_redelivery_delay_ms", "dead_letter", b"dead_letter", "dead_letter_topic", b"dead_letter_topic", "max_redelivery_count", b"max_redelivery_count", "max_redelivery_delay_ms", b"max_redelivery_delay_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ack_timeout_ms: _TypeAlias = _typing.Literal["ack_timeout_ms"]  # noqa: Y015
     _WhichOneofArgType__ack_timeout_ms: _TypeAlias = _typing.Literal["_ack_timeout_ms", b"_ack_timeout_ms"]  # noqa: Y015
@@ -910,14 +910,14 @@ class FailurePolicy(_message.Message):
     _WhichOneofArgType__backoff: _TypeAlias = _typing.Literal["_backoff", b"_backoff"]  # noqa: Y015
     _WhichOneofReturnType__base_redelivery_delay_ms: _TypeAlias = _typing.Literal["base_redelivery_delay_ms"]  # noqa: Y015
     _WhichOneofArgType__base_redelivery_delay_ms: _TypeAlias = _typing.Literal["_base_redelivery_delay_ms", b"_base_redelivery_delay_ms"]  # noqa: Y015
+    _WhichOneofReturnType__dead_letter: _TypeAlias = _typing.Literal["dead_letter"]  # noqa: Y015
+    _WhichOneofArgType__dead_letter: _TypeAlias = _typing.Literal["_dead_letter", b"_dead_letter"]  # noqa: Y015
     _WhichOneofReturnType__dead_letter_topic: _TypeAlias = _typing.Literal["dead_letter_topic"]  # noqa: Y015
     _WhichOneofArgType__dead_letter_topic: _TypeAlias = _typing.Literal["_dead_letter_topic", b"_dead_letter_topic"]  # noqa: Y015
     _WhichOneofReturnType__max_redelivery_count: _TypeAlias = _typing.Literal["max_redelivery_count"]  # noqa: Y015
     _WhichOneofArgType__max_redelivery_count: _TypeAlias = _typing.Literal["_max_redelivery_count", b"_max_redelivery_count"]  # noqa: Y015
     _WhichOneofReturnType__max_redelivery_delay_ms: _TypeAlias = _typing.Literal["max_redelivery_delay_ms"]  # noqa: Y015
     _WhichOneofArgType__max_redelivery_delay_ms: _TypeAlias = _typing.Literal["_max_redelivery_delay_ms", b"_max_redelivery_delay_ms"]  # noqa: Y015
-    _WhichOneofReturnType__poison: _TypeAlias = _typing.Literal["poison"]  # noqa: Y015
-    _WhichOneofArgType__poison: _TypeAlias = _typing.Literal["_poison", b"_poison"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ack_timeout_ms) -> _WhichOneofReturnType__ack_timeout_ms | None: ...
     @_typing.overload
@@ -925,13 +925,13 @@ class FailurePolicy(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__base_redelivery_delay_ms) -> _WhichOneofReturnType__base_redelivery_delay_ms | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dead_letter) -> _WhichOneofReturnType__dead_letter | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dead_letter_topic) -> _WhichOneofReturnType__dead_letter_topic | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_redelivery_count) -> _WhichOneofReturnType__max_redelivery_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_redelivery_delay_ms) -> _WhichOneofReturnType__max_redelivery_delay_ms | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__poison) -> _WhichOneofReturnType__poison | None: ...
 
 Global___FailurePolicy: _TypeAlias = FailurePolicy  # noqa: Y015
 

@@ -76,7 +76,7 @@ from sava.topics.names import InvalidName, TopicName
 from sava.topics.publishing import Stage
 from sava.topics.registry import Registry
 from sava.topics.rules import TopicSchemas
-from sava.topics.served import ServedTopics
+from sava.topics.served import OtherBrokers, ServedTopics
 from sava.wal import LocalDisk
 
 log = logging.getLogger(__name__)
@@ -275,10 +275,8 @@ class BrokerParts:
             self.storage,
             config,
             broker=self.broker,
-            claims_unassigned=False,
             incarnation=lambda: self.registrar.incarnation,
-            released=self._released,
-            publish_elsewhere=self.forwarder.publish_elsewhere,
+            others=OtherBrokers(released=self._released, publish=self.forwarder.publish_elsewhere),
         )
         self.agent = Agent(self.view, store, self.topics, broker=self.broker, registrar=self.registrar)
         self.schemas = SchemaRegistry(store)
@@ -301,7 +299,7 @@ class BrokerParts:
             self.leading,
             broker=self.broker,
             finish_deletions=self.topics.finish_deletions,
-            tend_writers=self._writer_maintenance.run,
+            maintain_writers=self._writer_maintenance.run,
             prepare_move=self._prepare_move,
         )
         move_timeout_ms = config.cluster.move_timeout_seconds * 1000
@@ -353,7 +351,7 @@ class BrokerParts:
             controller=controller,
             forwards=self.forwarder.forwards,
             writers=self.writers,
-            tending=self._writer_maintenance,
+            writer_maintenance=self._writer_maintenance,
             suspicion=self.node.suspicion,
             evictor=self.evictor,
         )

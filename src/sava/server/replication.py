@@ -69,7 +69,7 @@ class OwnersPins:
 
     async def pin(self, topic: TopicName, cursor: str, start: Position) -> None:
         async def pin(here: Topic, _: pb.CreateSubscriptionRequest) -> pb.SubscriptionDescription:
-            await here.reliable.pin(cursor, start)
+            await here.reliable.hold_slot(cursor, start)
             return pb.SubscriptionDescription()
 
         request = pb.CreateSubscriptionRequest(subscription=cursor, type="shared", start=start_message(start))
@@ -89,7 +89,7 @@ class OwnersPins:
 
     async def unpin(self, topic: TopicName, cursor: str) -> None:
         async def unpin(here: Topic, _: pb.DeleteSubscriptionRequest) -> pb.DeleteSubscriptionResponse:
-            await here.unpin(cursor)
+            await here.release_slot(cursor)
             return pb.DeleteSubscriptionResponse()
 
         request = pb.DeleteSubscriptionRequest(subscription=cursor)

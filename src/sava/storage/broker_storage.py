@@ -38,7 +38,7 @@ from sava.wal import Disk, Identity
 
 
 class TopicBusy(RetryableError):
-    """The topic is being opened here already, or what is left of it here is being let go."""
+    """The topic is being opened here already, or what is left of it here is being released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class BrokerStorage:
         self._topics: dict[int, TopicLog] = {}
         """Until they are closed: a broker that topics come to and leave again would collect them."""
         self._busy: set[int] = set()
-        """Topics that are being opened or let go."""
+        """Topics that are being opened or released."""
 
     @classmethod
     async def open(
@@ -124,7 +124,7 @@ class BrokerStorage:
     @property
     def leftovers(self) -> list[int]:
         """Topics that are not open here and of which the journal holds messages. They keep the journal from
-        being trimmed until they are opened, let go (``release_leftovers``), or discarded by a caller that
+        being trimmed until they are opened, released (``release_leftovers``), or discarded by a caller that
         knows that they are gone."""
         return [topic_id for topic_id in self._journal.holdings.topic_ids if not self._is_in_use(topic_id)]
 
@@ -144,7 +144,7 @@ class BrokerStorage:
         await self._journal.queue.wait_for_generation()
         topic_id = topic.topic_id
         if topic_id in self._busy:
-            raise TopicBusy(f"topic {topic.path} is being opened or let go")
+            raise TopicBusy(f"topic {topic.path} is being opened or released")
         self._busy.add(topic_id)
         try:
             older = self._topics.get(topic_id)
@@ -174,8 +174,8 @@ class BrokerStorage:
         """Let go of what the journal need not keep of topics that are not open here (see ``leftovers``);
         returns those of which it holds nothing any more. Ids from ``ids_end`` on were not given out by this
         metadata store: such topics are another cluster's, and left alone. When the metadata store cannot be
-        read, that is raised and nothing is let go. For a broker that has started, and then from time to time;
-        between two generations of the journal nothing is done."""
+        read, that is raised and nothing is released. For a broker that has started, and then from time to
+        time; between two generations of the journal nothing is done."""
         if not self._journal.queue.has_generation:
             return []
         held = [topic_id for topic_id in self.leftovers if topic_id < ids_end]
@@ -184,10 +184,10 @@ class BrokerStorage:
         states = await topic_states(self._metadata)
         for topic_id in held:
             if not self._is_in_use(topic_id):  # it may have been opened meanwhile
-                await self._let_go(topic_id, states.get(topic_id))
+                await self._release_leftover(topic_id, states.get(topic_id))
         return [topic_id for topic_id in held if topic_id not in self._journal.holdings.topic_ids]
 
-    async def _let_go(self, topic_id: int, state: TopicState | None) -> None:
+    async def _release_leftover(self, topic_id: int, state: TopicState | None) -> None:
         epoch = self._journal.holdings.index(topic_id).epoch
         release, disown = needless(state, storage_id=self.identity.storage_id, epoch=epoch)
         self._busy.add(topic_id)

@@ -66,7 +66,7 @@ class AckQuorum(Protocol):
         ...
 
     def trimmable(self, floor: int) -> int:
-        """Everything before ``floor`` is in registered segments; how much of it this disk may let go."""
+        """Everything before ``floor`` is in registered segments; how much of it this disk may release."""
         ...
 
 

@@ -11,7 +11,7 @@ class Fenced(CallerError):
 
     def __init__(self, topic: str, epoch: int, current: int, reason: str = "") -> None:
         reason = reason or f"epoch {epoch} is over, the current one is {current}"
-        super().__init__(f"topic {topic}: {reason}; this broker must let go of it")
+        super().__init__(f"topic {topic}: {reason}; this broker must release it")
         self.topic, self.epoch, self.current = topic, epoch, current
 
 

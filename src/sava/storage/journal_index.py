@@ -248,7 +248,7 @@ class Holdings:
         index = self._topics.get(topic_id)
         if index is not None:
             index.drop_before(offset)
-            self._let_go(topic_id, index)
+            self._release_empty(topic_id, index)
 
     def drop_from(self, topic_id: int, offset: int) -> None:
         """What is held from the offset on is not history, and neither is what it says of producers."""
@@ -256,9 +256,9 @@ class Holdings:
         if index is not None:
             index.drop_from(offset)
             self._producers.pop(topic_id, None)
-            self._let_go(topic_id, index)
+            self._release_empty(topic_id, index)
 
-    def _let_go(self, topic_id: int, index: JournalIndex) -> None:
+    def _release_empty(self, topic_id: int, index: JournalIndex) -> None:
         if not index:
             del self._topics[topic_id]
             self._producers.pop(topic_id, None)

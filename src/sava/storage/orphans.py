@@ -45,7 +45,7 @@ only a topic that is marked as deleted gets a note: nothing under its id will be
 
 Such frames keep the journal from being trimmed until their topic is opened here again, which may be never:
 the topic was deleted while this broker was down, or is elsewhere now. The topics' state records tell
-which frames may go. The danger is to let go of a tail that no other broker has:
+which frames may go. The danger is to release a tail that no other broker has:
 
     deleted           no state names the topic id. A state is written before the first frame, ids are never
                       used twice, and nothing but a deletion removes a state: all frames may go.

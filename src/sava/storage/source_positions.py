@@ -397,7 +397,7 @@ def with_later_positions(
 ) -> tuple[ProducerState, ...]:
     """The reported states, but no source at an earlier position than was known. The reporter may have it from
     frames alone, and a link without messages has none; the copier may know the later position, and the
-    source may have let go of everything before it."""
+    source may have released everything before it."""
     positions = {state.producer_id: state for state in reported}
     for state in known:
         if is_source_key(state.producer_id):

@@ -285,7 +285,7 @@ class TieredReader:
         return found is not None and found.key != segment.key
 
     async def _missing(self, offset: int, detail: str) -> OffsetOutOfRange | DataGap:
-        """Retention removes descriptors before objects: what no descriptor names was let go, and what one
+        """Retention removes descriptors before objects: what no descriptor names was released, and what one
         names and is not there is lost."""
         segments = await self._segments.again()
         if segments and offset < segments[0].start:

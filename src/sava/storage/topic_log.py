@@ -542,7 +542,7 @@ class TopicLog:
             raise
         self._backlog.state = state
         self._status = LogStatus.SEALED
-        self._let_go()
+        self._release()
         return state
 
     async def _drained(self) -> None:
@@ -556,7 +556,7 @@ class TopicLog:
             self._fence = error
             self._status = LogStatus.FENCED
             self._settle_all(error)
-            self._let_go()
+            self._release()
 
     async def close(self) -> None:
         """Stop here; what is not uploaded stays in the journal for the next opening, which must not begin
@@ -566,7 +566,7 @@ class TopicLog:
             self._status = LogStatus.CLOSED
         await self._drained()
         if is_first:
-            self._let_go()
+            self._release()
         if self._status is not LogStatus.SEALED and not self._is_closed:
             self._journal.holdings.keep_producers(self.topic.topic_id, self._producers)
         self._is_closed = True
@@ -579,7 +579,7 @@ class TopicLog:
         self.maintenance.registered()
         self._producers.sources.keep(self._backlog.state.producers)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._marker.close()
         self.epochs.close(self._fence or TopicClosed(f"topic {self.topic.path} is closed on this broker"))
         self.maintenance.close()

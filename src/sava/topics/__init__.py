@@ -8,7 +8,7 @@ What exists, and who serves it:
 ``specs``           what the metadata store holds, and under which keys
 ``registry``        which namespaces and topics exist; creating, growing and deleting them
 ``rules``           what is asked of a topic's producers, consumers and messages: limits and schema
-``ownership``       which broker serves a topic, its tenure, and how a topic that is deleted is let go
+``ownership``       which broker serves a topic, its tenure, and how a topic that is deleted is released
 ``served``          the topics that this broker serves
 ``maintenance``     what is done for all of them from time to time
 ``topic``           one of them

@@ -55,7 +55,8 @@ class Delivery:
 
 
 class ConsumerOwner(Protocol):
-    """The subscription, as its consumers see it."""
+    """The subscription, as its consumers see it. A Protocol: subscriptions of reliable and of other topics
+    have nothing else in common."""
 
     @property
     def name(self) -> str: ...
@@ -158,7 +159,7 @@ class ConsumerHandle:
         self._queue.append((delivery, flight))
         self._changed.set()
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """What may be fetched has changed."""
         self._changed.set()
 

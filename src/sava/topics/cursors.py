@@ -63,7 +63,7 @@ class SubscriptionCursor:
         """Is called when there is something to store, and was not before."""
         self._next = record.next_offset
         self._acked = IntervalSet(_pairs(record.acked))
-        self._told = dict(_pairs(record.told))
+        self._notified = dict(_pairs(record.notified))
         self._version = 0
         self._stored = 0
         self._advance()
@@ -117,13 +117,13 @@ class SubscriptionCursor:
     def unacked(self, start: int, end: int) -> list[Range]:
         return self._acked.gaps(max(start, self._next), end)
 
-    def told(self, source_key: int) -> int:
+    def notified(self, source_key: int) -> int:
         """See ``CursorRecord``."""
-        return self._told.get(source_key, 0)
+        return self._notified.get(source_key, 0)
 
-    def tell(self, source_key: int, offset: int) -> None:
-        if offset > self.told(source_key):
-            self._told[source_key] = offset
+    def notify(self, source_key: int, offset: int) -> None:
+        if offset > self.notified(source_key):
+            self._notified[source_key] = offset
             self._change()
 
     def seek(self, offset: int) -> None:
@@ -145,8 +145,8 @@ class SubscriptionCursor:
     def record(self, epoch: int) -> CursorRecord:
         """What the metadata store should hold. Tell ``mark_stored`` when it does."""
         acked = tuple(bound for pair in self._acked for bound in pair)
-        told = tuple(each for pair in self._told.items() for each in pair)
-        record = CursorRecord(self._next, acked, epoch, told)
+        notified = tuple(each for pair in self._notified.items() for each in pair)
+        record = CursorRecord(self._next, acked, epoch, notified)
         self._taken.append((record, self._version))
         return record
 

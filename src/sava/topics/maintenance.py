@@ -30,12 +30,12 @@ FAILURES: Final = (SavaError, TimeoutError)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsOptions:
     cursor_interval_s: float = 1.0
-    tend_interval_s: float = 30.0
+    maintenance_interval_s: float = 30.0
     retention_interval_s: float = 60.0
     merge_interval_s: float = 60.0
     sweep_interval_s: float = 3600.0
     parallel: int = 8
-    """Topics that are loaded, tended or deleted at a time in the background."""
+    """Topics that are loaded, maintained or deleted at a time in the background."""
 
 
 class TopicMaintenance:
@@ -64,7 +64,7 @@ class TopicMaintenance:
     def works(self) -> Mapping[str, Callable[[], Coroutine[Any, Any, None]]]:
         """That run until they are cancelled."""
         return {
-            "tending": self._tend,
+            "maintenance": self._maintain,
             "retention": self._retain,
             "merging": self._merge,
             "sweeping": self._sweep,
@@ -106,21 +106,21 @@ class TopicMaintenance:
                     topic_id,
                 )
         for topic_id in await self._storage.release_leftovers(ids_end=ids_end):
-            log.info("topics: the journal has let go of a topic that is not here topic_id=%d", topic_id)
+            log.info("topics: the journal has released a topic that is not here topic_id=%d", topic_id)
 
-    async def _tend(self) -> None:
+    async def _maintain(self) -> None:
         while True:
-            await asyncio.sleep(self._options.tend_interval_s)
-            await self.each(list(self._loaded), self._tend_topic)
+            await asyncio.sleep(self._options.maintenance_interval_s)
+            await self.each(list(self._loaded), self._maintain_topic)
             try:
                 await self.release_leftovers()
             except FAILURES as error:
                 log.warning("topics: the journal keeps what it has error=%s: %s", type(error).__name__, error)
 
-    async def _tend_topic(self, name: TopicName) -> None:
+    async def _maintain_topic(self, name: TopicName) -> None:
         topic = self._loaded.get(name)
         if topic is not None:
-            await topic.tend()
+            await topic.maintain()
 
     async def _retain(self) -> None:
         while True:

@@ -268,7 +268,7 @@ class NonReliableSubscription:
         slot = self._find(consumer)
         if slot is not None:
             slot.member.credits += count
-            consumer.poke()
+            consumer.wake()
 
     def ack(self, ranges: Sequence[Range]) -> None:
         """Without effect: no message waits for an ack."""
@@ -384,7 +384,7 @@ class TransientSubscriptions:
     def _remove(self, name: str) -> None:
         self._fan_out.remove(name, ConsumerClosed(f"subscription {name} of topic {self._topic} was removed"))
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Remove subscriptions without consumers, and forget consumers that stay away."""
         before = self._clock() - self._idle_s
         for subscription in list(self.live.values()):

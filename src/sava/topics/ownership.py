@@ -12,7 +12,7 @@ step           from                     to              by
 ``orphan``     assigned, moving         orphan          the controller: the owner's registration is gone
 ``recover``    orphan                   sealed          the controller: the owner kept nothing to itself
 ``delete``     any                      deleting, e+1   the broker that deletes the topic
-``let_go``     deleting                 deleting        the owner: no broker has it any more
+``release``    deleting                 deleting        the owner: no broker has it any more
 =============  =======================  ==============  ===============================================
 
 A step is a compare-and-swap on the record, so of two that are tried at once one happens, and the other is
@@ -84,7 +84,7 @@ STEPS: Final[dict[str, Step]] = {
     "orphan": _step(_S.ASSIGNED, _S.MOVING, to=_S.ORPHAN, forgets="target timeout_ms"),
     "recover": _step(_S.ORPHAN, to=_S.SEALED, forgets="owner incarnation"),
     "delete": _step(*_S, to=_S.DELETING, raises_epoch=True, forgets="target timeout_ms"),
-    "let_go": _step(_S.DELETING, to=_S.DELETING, forgets="owner incarnation"),
+    "release": _step(_S.DELETING, to=_S.DELETING, forgets="owner incarnation"),
 }
 
 
@@ -226,17 +226,16 @@ async def take(
     broker: int,
     *,
     incarnation: int = 0,
-    claims_unassigned: bool = True,
     lost: Callable[[Tenure], None] = lambda tenure: None,
 ) -> Tenure:
-    """Begin to serve a topic that is this broker's, under the next epoch; with ``claims_unassigned`` also one
-    that no broker has. Raises TopicUnknown, NotOwner."""
+    """Begin to serve a topic that is this broker's, under the next epoch. Raises TopicUnknown,
+    NotOwner."""
     located: Located
 
     async def begin(found: Versioned[Ownership]) -> RecordChange[Ownership]:
         nonlocal located
         located = await registry.locate(name)
-        ours = _taken(name, found.value or UNASSIGNED, broker, incarnation, claims_unassigned)
+        ours = _taken(name, found.value or UNASSIGNED, broker, incarnation)
         # The topic's record too: an ownership written behind a deletion would be found by the next topic of
         # this name.
         return RecordChange(ours, conditions=(located.unchanged,))
@@ -253,11 +252,7 @@ async def take(
     return Tenure(located, taken.value.epoch, taken.revision, store, lost)
 
 
-def _taken(
-    name: TopicName, record: Ownership, broker: int, incarnation: int, claims_unassigned: bool
-) -> Ownership:
-    if claims_unassigned and record.state in STEPS["assign"].sources:
-        return after("assign", name, record, owner=broker, incarnation=incarnation)
+def _taken(name: TopicName, record: Ownership, broker: int, incarnation: int) -> Ownership:
     if record.owner != broker or record.state not in STEPS["take"].sources:
         raise NotOwner(name, _server(record))
     return after("take", name, record, incarnation=incarnation)
@@ -336,7 +331,7 @@ class Deletions:
         for member, _ in family.members:
             owner = await self._mark(member, family)
             if owner == self._broker:
-                await self._let_go(member)
+                await self._release_member(member)
             elif owner != NO_OWNER:
                 self._check_released(member, owner)
                 elsewhere.append(member)
@@ -369,10 +364,10 @@ class Deletions:
         assert marked.value is not None
         return marked.value.owner
 
-    async def let_go(self, name: TopicName) -> None:
+    async def release(self, name: TopicName) -> None:
         """The owner's part, if the topic is being deleted and this broker has it; otherwise nothing."""
         kv = await self._store.get(specs.spec_key(name))
-        if not await self._let_go(name) or kv is None:
+        if not await self._release_member(name) or kv is None:
             return
         spec = specs.decode(kv, TopicSpec)
         if spec.reliable:
@@ -380,19 +375,19 @@ class Deletions:
             # journal.
             await self._storage.delete_topic(topic_key(name, spec))
 
-    async def _let_go(self, name: TopicName) -> bool:
-        async def let_go(found: Versioned[Ownership]) -> RecordChange[Ownership] | None:
+    async def _release_member(self, name: TopicName) -> bool:
+        async def release(found: Versioned[Ownership]) -> RecordChange[Ownership] | None:
             record = found.value
             if record is None or record.state is not OwnershipState.DELETING or record.owner != self._broker:
                 return None
             await self._close(name)
-            return RecordChange(after("let_go", name, record))
+            return RecordChange(after("release", name, record))
 
         updated = await self._records.update(
-            specs.ownership_key(name), Ownership, let_go, what=f"the ownership of topic {name}"
+            specs.ownership_key(name), Ownership, release, what=f"the ownership of topic {name}"
         )
         if updated.is_changed:
-            log.info("topics: let go of a topic that is being deleted topic=%s", name)
+            log.info("topics: released a topic that is being deleted topic=%s", name)
         return updated.is_changed
 
 

@@ -6,15 +6,13 @@ once however many wait for it; a failure is an error to all of them, and the nex
 becomes an empty topic.
 
 Who serves a topic is in its ownership record, which the controller of the cluster writes. A topic that is not
-this broker's is refused at once with NotOwner, and the client knows where to ask next. Without a controller
-(``claims_unassigned``) the broker that is asked takes what no broker has, and a broker that starts takes up
-what it had before.
+this broker's is refused at once with NotOwner, and the client knows where to ask next.
 
 It ends here in one of three ways:
 
     hand_over   everything goes to where any broker reads it, and the topic to its next owner
     drop        it is another's already, or this broker may have it no longer: nothing is sealed
-    let_go      it is being deleted (see ``Deletions``)
+    release     it is being deleted (see ``Deletions``)
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -66,7 +65,15 @@ RETRY_S: Final = 0.2
 PREPARE_S: Final = 10.0
 """How long the first callers wait for the namespaces to be there."""
 
-PublishElsewhere = Callable[[TopicName, RecordBatch], Awaitable[None]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherBrokers:
+    """What a broker asks of the others of its cluster."""
+
+    released: Released
+    """Returns when no broker has these topics, which are being deleted."""
+    publish: Callable[[TopicName, RecordBatch], Awaitable[None]]
+    """To a topic of another broker. Returns when the messages are durable there."""
 
 
 class ServedTopics:
@@ -80,16 +87,11 @@ class ServedTopics:
         *,
         broker: int,
         options: TopicsOptions = TopicsOptions(),  # noqa: B008 (frozen)
-        claims_unassigned: bool = True,
-        incarnation: Callable[[], int] = lambda: 0,
-        released: Released | None = None,
-        publish_elsewhere: PublishElsewhere | None = None,
+        incarnation: Callable[[], int],
+        others: OtherBrokers | None = None,
     ) -> None:
-        """``claims_unassigned``: there is no controller, and the broker that is asked takes what no broker
-        has. ``incarnation``: of this process, as registered; 0 while it is not, and then, with a controller,
-        it takes nothing up. ``released``: waits until no broker has these topics, which are being deleted;
-        None: there are no other brokers. ``publish_elsewhere``: to a topic of another broker; returns when
-        durable."""
+        """``incarnation``: of this process, as registered; 0 while it is not, and then it takes nothing up.
+        ``others``: None if there are no other brokers."""
         self.registry = Registry(store)
         self.namespaces = Namespaces(store)
         self.limits = TopicLimits(store, config.policies)
@@ -98,9 +100,8 @@ class ServedTopics:
         self._storage = storage
         self._config = config
         self._options = options
-        self._claims_unassigned = claims_unassigned
         self._incarnation = incarnation
-        self._publish_elsewhere = publish_elsewhere
+        self._others = others
         self._keeper = CursorKeeper(store, interval_s=options.cursor_interval_s)
         self._parts = TopicDependencies(
             limits=self.limits,
@@ -116,7 +117,12 @@ class ServedTopics:
         self._ending: set[Topic] = set()
         self._loading: SingleFlight[TopicName, Topic] = SingleFlight()
         self._deletions = Deletions(
-            self.registry, store, storage, broker=broker, close=self._close_deleted, released=released
+            self.registry,
+            store,
+            storage,
+            broker=broker,
+            close=self._close_deleted,
+            released=others.released if others is not None else None,
         )
         self._upkeep = TopicMaintenance(self.loaded, self.registry, storage, self._keeper, options)
         self._names: dict[int, TopicName] = {}
@@ -176,30 +182,6 @@ class ServedTopics:
                         "topics: waiting for the metadata store error=%s: %s", type(error).__name__, reason
                     )
                 await asyncio.sleep(RETRY_S)
-        while self._claims_unassigned:
-            await self._catch_up()
-            await asyncio.sleep(self._options.tend_interval_s)
-
-    async def _catch_up(self) -> None:
-        """What the controller and the agents of a cluster do: finish what was begun, load what is owned. What
-        fails is tried again the next time."""
-        try:
-            await self.finish_deletions()
-            found = await self.registry.list_all()
-        except FAILURES as error:
-            log.warning("topics: cannot be listed error=%s: %s", type(error).__name__, error)
-            return
-        owned = [name for name, spec in found.items() if not spec.partitions and self._should_load(name)]
-        await self._upkeep.each(owned, self._load_known)
-
-    def _should_load(self, name: TopicName) -> bool:
-        record = ownership.known(self._store.local, name).record
-        is_ours = record.owner == self.broker and record.state in ownership.STEPS["take"].sources
-        return is_ours and name not in self._loaded
-
-    async def _load_known(self, name: TopicName) -> None:
-        with suppress(TopicUnknown):  # deleted meanwhile
-            await self.get(name)
 
     # -- finding -----------------------------------------------------------------------------
 
@@ -309,7 +291,6 @@ class ServedTopics:
             name,
             self.broker,
             incarnation=self._incarnation(),
-            claims_unassigned=self._claims_unassigned,
             lost=self._lost,
         )
         spec = taken.located.spec
@@ -329,8 +310,6 @@ class ServedTopics:
     def _check_may_take(self, name: TopicName) -> None:
         """What this node knows is enough to say no: a client that is sent away asks again elsewhere, or
         here."""
-        if self._claims_unassigned:
-            return
         record = ownership.known(self._store.local, name).record
         if record.state is OwnershipState.ASSIGNED and record.owner != self.broker:
             raise NotOwner(name, record.owner)
@@ -497,10 +476,10 @@ class ServedTopics:
         with suppress(TopicUnknown):  # another broker has finished it
             await self._deletions.run(name)
 
-    async def let_go(self, name: TopicName) -> None:
+    async def release(self, name: TopicName) -> None:
         """The owner's part of a deletion: close the topic and say so. Nothing if it is not being deleted, or
         not this broker's."""
-        await self._deletions.let_go(name)
+        await self._deletions.release(name)
 
     async def _close_deleted(self, name: TopicName) -> None:
         await self._loading.settled(name)
@@ -519,6 +498,6 @@ class ServedTopics:
         try:
             await (await self.get(name)).append(batch)
         except NotOwner:
-            if self._publish_elsewhere is None:
+            if self._others is None:
                 raise
-            await self._publish_elsewhere(name, batch)
+            await self._others.publish(name, batch)

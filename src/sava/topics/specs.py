@@ -184,7 +184,7 @@ class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     base_redelivery_delay_ms: int = 1_000
     max_redelivery_delay_ms: int = 60_000
     backoff: RedeliveryBackoff = RedeliveryBackoff.EXPONENTIAL
-    poison: DeadLetterPolicy = DeadLetterPolicy.BLOCK
+    dead_letter: DeadLetterPolicy = DeadLetterPolicy.BLOCK
     dead_letter_topic: str = ""
     """Empty: ``{topic}-{subscription}-dlq`` in the same namespace."""
 
@@ -227,9 +227,9 @@ class CursorRecord(msgspec.Struct, frozen=True, array_like=True):
     epoch: int = 0
     """Of the topic's owner that wrote it, for people: that no older owner writes over a newer one's is a
     condition of the write (``ownership.Tenure``)."""
-    told: tuple[int, ...] = ()
+    notified: tuple[int, ...] = ()
     """Of subscriptions of the same name in other clusters: source key, offset, … Everything that is
-    acked there below the offset has been said here."""
+    acked there below the offset is on record here."""
 
 
 class ConsumerRecord(msgspec.Struct, frozen=True, kw_only=True):

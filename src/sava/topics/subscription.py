@@ -29,7 +29,7 @@ from typing import Final
 from sava.errors import SavaError
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
-from sava.tasks import cancelled
+from sava.tasks import Backoff, cancelled
 from sava.topics.consumer import ConsumerHandle, cut_out
 from sava.topics.cursors import SubscriptionCursor
 from sava.topics.dispatch.core import Counters, Dispatcher, Pace, SliceDispatch
@@ -64,8 +64,8 @@ _NONE: Final = Counters()
 class Hooks:
     """What a subscription asks of the broker around it."""
 
-    dead_letter: Callable[[str, str, list[Message]], Awaitable[object]]
-    """Topic, subscription, messages. Returns when they are durable there."""
+    dead_letter: Callable[[str, list[Message]], Awaitable[object]]
+    """To the topic of this name. Returns when they are durable there."""
     dispatch_rate: Callable[[], int]
     """Messages a second; 0 for no limit. Asked again and again."""
 
@@ -129,7 +129,6 @@ class Subscription:
         self._is_started = False
         self._closed: SavaError | None = None
         self._error = ""
-        self._pause = _FIRST_PAUSE_S
         self._retry_at = 0.0
 
     # -- made when first used ------------------------------------------------------------------
@@ -143,7 +142,11 @@ class Subscription:
     @cached_property
     def _letters(self) -> DeadLetters:
         hand_on = self._hooks.dead_letter
-        return DeadLetters(self.topic, self.name, self._log, self._core, hand_on=hand_on, done=self._wake_up)
+        return DeadLetters(self.topic, self.name, self._log, self._core, hand_on=hand_on, done=self._wake.set)
+
+    @cached_property
+    def _backoff(self) -> Backoff:
+        return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
     @cached_property
     def _wake(self) -> asyncio.Event:
@@ -230,12 +233,6 @@ class Subscription:
             error=self.error,
         )
 
-    # -- the cursor's record -------------------------------------------------------------------
-
-    def acks_stored(self) -> asyncio.Future[None]:
-        """Done when everything that is acked now is in the metadata store. Never cancel it: it is shared."""
-        return self.cursor.acks_stored()
-
     # -- consumers -----------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -273,7 +270,7 @@ class Subscription:
         if self._consumers.get(consumer.name) is consumer:
             del self._consumers[consumer.name]
             self._core.detach(self._core.members[consumer.name])
-            self._wake_up()
+            self._wake.set()
 
     def is_active(self, consumer: ConsumerHandle) -> bool:
         if self._consumers.get(consumer.name) is not consumer:
@@ -285,44 +282,40 @@ class Subscription:
 
     def fetched(self, consumer: ConsumerHandle, flight: Flight, count: int) -> None:
         self._core.fetched(flight, count, self._clock())
-        self._wake_up()
+        self._wake.set()
 
     def waits(self, consumer: ConsumerHandle) -> None:
         member = self._core.members[consumer.name]
         if member.is_stalled:
             member.is_stalled = False
-            self._wake_up()
+            self._wake.set()
 
     def granted(self, consumer: ConsumerHandle, count: int) -> None:
         if self._consumers.get(consumer.name) is consumer:
             self._core.members[consumer.name].credits += count
-            self._wake_up()
+            self._wake.set()
 
     def ack(self, ranges: Sequence[Range]) -> None:
         """What is acked already changes nothing."""
         if self._core.ack(ranges, self._log.next_offset):
-            self._wake_up()
+            self._wake.set()
 
     def advance(self, offset: int) -> None:
         """Ack whatever is below, also if no consumer ever got it. Going back changes nothing."""
         if offset > self.cursor.next_offset and self._core.advance(offset):
-            self._wake_up()
+            self._wake.set()
 
-    def told(self, source_key: int) -> int:
-        """Everything that is acked before this offset of a topic elsewhere was said here."""
-        return self.cursor.told(source_key)
-
-    def settle(self, ranges: Sequence[Range], source_key: int, told: int) -> None:
+    def settle(self, ranges: Sequence[Range], source_key: int, notified: int) -> None:
         """Acked elsewhere, whether sent here or not; with it everything was said that was acked there before
-        ``told``."""
+        ``notified``."""
         if self._core.settle(ranges):
-            self._wake_up()
-        self.cursor.tell(source_key, told)
+            self._wake.set()
+        self.cursor.notify(source_key, notified)
 
     def nack(self, ranges: Sequence[Range], *, delay_ms: int = 0, reason: str = "") -> None:
         if self._core.nack(ranges, self._clock(), delay_s=delay_ms / 1000, reason=reason):
             self._letters.look()
-            self._wake_up()
+            self._wake.set()
 
     # -- changes -------------------------------------------------------------------------------
 
@@ -339,12 +332,12 @@ class Subscription:
         self._core.configure(spec, self._clock())
         self._letters.look()
         self._letters.retry_now()
-        self._wake_up()
+        self._wake.set()
 
     async def seek(self, offset: int) -> None:
         """Continue at the offset (or as near to it as the log reaches). What is under way is forgotten."""
         self._core.seek(min(max(offset, self._log.start_offset), self._log.next_offset))
-        self._wake_up()
+        self._wake.set()
 
     async def close(self, error: SavaError) -> None:
         """Every consumer ends with the error. Idempotent."""
@@ -363,13 +356,10 @@ class Subscription:
 
     # -- the task ------------------------------------------------------------------------------
 
-    def _wake_up(self) -> None:
-        self._wake.set()
-
     def _run_if_needed(self) -> None:
         if self._is_dormant:
             return
-        self._wake_up()
+        self._wake.set()
         if self._is_started and self._consumers and self._task is None and self._closed is None:
             self._task = asyncio.create_task(self._run(), name=f"subscription {self.name} of {self.topic}")
             self._task.add_done_callback(self._ran)
@@ -420,7 +410,9 @@ class Subscription:
         except (SavaError, OSError) as error:
             self._failed(error)
             return False
-        self._error, self._pause = "", _FIRST_PAUSE_S
+        if self._error:
+            self._error = ""
+            self._backoff.reset()
         self._send(chunk, offset)
         return True
 
@@ -447,15 +439,15 @@ class Subscription:
 
     def _failed(self, error: Exception) -> None:
         self._error = f"{type(error).__name__}: {error}"
-        self._retry_at = self._clock() + self._pause
+        pause = self._backoff.next()
+        self._retry_at = self._clock() + pause
         _log.warning(
             "cannot read topic=%s subscription=%s retry_in=%.1fs error=%s",
             self.topic,
             self.name,
-            self._pause,
+            pause,
             self._error,
         )
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
 
     async def _rest(self) -> None:
         """Until something has changed."""
@@ -477,7 +469,7 @@ class Subscription:
         failure = follower.exception()
         if isinstance(failure, Exception):
             self._failed(failure)
-        self._wake_up()
+        self._wake.set()
 
     def _set_timer(self, now: float) -> None:
         at = self._core.wake_at(now)
@@ -495,4 +487,4 @@ class Subscription:
 
     def _timer_rang(self) -> None:
         self._timer = None
-        self._wake_up()
+        self._wake.set()

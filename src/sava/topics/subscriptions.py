@@ -173,7 +173,7 @@ class Subscriptions:
         self._consumer_records = ConsumerRecords(tenure)
         self._records = RecordStore(tenure.store)
         self._closed: SavaError | None = None
-        self._hooks = Hooks(dead_letter=self._dead_letter, dispatch_rate=self._dispatch_rate)
+        self._hooks = Hooks(dead_letter=self._parts.dead_letter, dispatch_rate=self._dispatch_rate)
         self.retired = Counters()
         """What subscriptions that were removed had counted here."""
 
@@ -279,9 +279,9 @@ class Subscriptions:
             raise SubscriptionExists(f"topic {self._topic} has a subscription {name} already")
         await self._creating.run(name, partial(self._create, name, options))
 
-    async def pin(self, name: str, start: Position) -> None:
-        """A link's cursor: keep what is there from this position on, or the nearest one, until ``advance``
-        says that it is copied. One that is there stays as it is."""
+    async def hold_slot(self, name: str, start: Position) -> None:
+        """A link's replication slot: keep what is there from this position on, or the nearest one, until
+        ``advance`` says that it is copied. One that is there stays as it is."""
         options = SubscribeOptions(
             subscription=name, type=SubscriptionType.SHARED, consumer_name="", start=self._nearest(start)
         )
@@ -290,8 +290,8 @@ class Subscriptions:
             await self._creating.run(name, partial(self._create, name, options))
 
     async def rewind(self, name: str, start: Position) -> None:
-        """A link's cursor: keep what is there from this position on, or the nearest one, because it is to be
-        copied again. One that is not beyond stays as it is. Raises SubscriptionUnknown."""
+        """A link's replication slot: keep what is there from this position on, or the nearest one, because
+        it is to be copied again. One that is not beyond stays as it is. Raises SubscriptionUnknown."""
         subscription = self.need(name)
         offset = await resolve(self.log, self._nearest(start))
         if offset < subscription.cursor_offset:
@@ -479,11 +479,11 @@ class Subscriptions:
 
     async def acks_stored(self, name: str) -> None:
         """Until everything that is acked now is in the metadata store."""
-        stored = self.need(name).acks_stored()
+        stored = self.need(name).cursor.acks_stored()
         self._parts.keeper.wake()
         await asyncio.shield(stored)  # others wait for the same
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Forget consumers that stay away."""
         await self._consumer_records.forget_absent(
             (name, consumer) for name, each in self._live.items() for consumer in each.consumers
@@ -517,9 +517,6 @@ class Subscriptions:
             raise self._closed
 
     # -- what a subscription asks of its topic -----------------------------------------------
-
-    async def _dead_letter(self, target: str, subscription: str, messages: list[Message]) -> None:
-        await self._parts.dead_letter(target, messages)
 
     def _dispatch_rate(self) -> int:
         return self._parts.limits.of(self._topic).max_subscription_dispatch_rate

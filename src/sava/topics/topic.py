@@ -82,7 +82,7 @@ class AppliedAcks(NamedTuple):
     """How far their source is copied into this topic."""
     left: Sequence[OriginAcks]
     """Those of messages that are not here yet."""
-    told: int
+    notified: int
     """On record: see ``CursorRecord``."""
 
 
@@ -204,8 +204,8 @@ class Topic:
     async def unsubscribe(self, name: str) -> None:
         await self.subscription_set.unsubscribe(check_unreserved(name))
 
-    async def unpin(self, name: str) -> None:
-        """The link is gone."""
+    async def release_slot(self, name: str) -> None:
+        """The replication slot of a link that is gone."""
         with suppress(SubscriptionUnknown):
             await self.subscription_set.unsubscribe(name)
 
@@ -223,11 +223,11 @@ class Topic:
         *,
         source: Source,
         own: Origin,
-        told: int = 0,
+        notified: int = 0,
         since: int = 0,
     ) -> AppliedAcks:
         """Ack here what was acked elsewhere; what is acked already stays so. The subscription is created if
-        it is missing. Stored when this returns. ``own``: as others call this topic. ``told``: with these
+        it is missing. Stored when this returns. ``own``: as others call this topic. ``notified``: with these
         acks, everything was said that is acked at the source before this offset there, if everything before
         ``since`` was said already."""
         subscriptions = self.reliable
@@ -241,14 +241,15 @@ class Topic:
         found = subscriptions.need(subscription)
         ranges = await translate(self.log, found.cursor_offset, own, acks, self._places)
         left = left_over(acks, own, arrived)
-        if found.told(source.key) < since or any(each.origin != source.origin for each in left):
-            told = 0  # where the source has those is not known: a caller that forgets them must look again
+        if found.cursor.notified(source.key) < since or any(each.origin != source.origin for each in left):
+            # Where the source has those is not known: a caller that forgets them must look again.
+            notified = 0
         elif left:
-            told = min(told, 0 if left[0].cursor else left[0].ranges[0][0])
+            notified = min(notified, 0 if left[0].cursor else left[0].ranges[0][0])
         found = subscriptions.need(subscription)
-        found.settle(ranges, source.key, told)
+        found.settle(ranges, source.key, notified)
         await subscriptions.acks_stored(subscription)
-        return AppliedAcks(position, left, found.told(source.key))
+        return AppliedAcks(position, left, found.cursor.notified(source.key))
 
     async def read_acks(self, subscription: str, known: Sequence[Range], own: Origin) -> ReadAcks:
         """What is acked here, as others understand it, apart from what they know. ``known``: offsets here.
@@ -320,7 +321,7 @@ class Topic:
             schema_subject=self._gate.subject(self.name),
         )
 
-    # -- tending -----------------------------------------------------------------------------
+    # -- maintenance -------------------------------------------------------------------------
 
     async def prepare_move(self, *, timeout: float) -> None:
         """Upload what a move would have to upload, while the topic is served. Raises what keeps it from
@@ -328,10 +329,10 @@ class Topic:
         if self.log is not None:
             await self.log.upload_ahead(timeout=timeout)
 
-    async def tend(self) -> None:
-        """Let go of what has been left behind: idle producers, absent consumers, idle subscriptions."""
+    async def maintain(self) -> None:
+        """Release what has been left behind: idle producers, absent consumers, idle subscriptions."""
         self.producers.drop_idle()
-        await self.subscription_set.tend()
+        await self.subscription_set.maintain()
 
     async def enforce_retention(self, now_ms: int) -> int:
         """Drop old segments; returns how many went. What a subscription has not acked stays, and what was

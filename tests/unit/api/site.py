@@ -49,7 +49,7 @@ from sava.topics.ownership import WrongState
 from sava.topics.rules import TopicSchemas
 from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState
-from tests.support.topics import QUICK, World
+from tests.support.topics import QUICK, World, others
 from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fakes import Life
 
@@ -252,9 +252,9 @@ class Site:
                 self.config,
                 QUICK,
                 broker=broker,
-                claims_unassigned=False,
+                kind=ServedTopics,
                 incarnation=lambda: life.incarnation,
-                released=lambda names: agents[0].released(names),
+                others=others(released=lambda names: agents[0].released(names)),
             )
         )
         agent = Agent(view, world.metadata, topics, broker=broker, registrar=cast(Registrar, life))

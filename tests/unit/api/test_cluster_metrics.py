@@ -66,7 +66,7 @@ class Story:
                 controller=cast(Controller, self.counts),
                 forwards=self.forwards,
                 writers=cast(Writers, WriterCounts()),
-                tending=cast(WriterMaintenance, WriterCounts()),
+                writer_maintenance=cast(WriterMaintenance, WriterCounts()),
                 suspicion=self.suspicion,
                 evictor=self.evictor,
             ),

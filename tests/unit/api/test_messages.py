@@ -43,10 +43,10 @@ def test_records_come_back_as_they_were() -> None:
 
 def test_an_override_wins_and_none_leaves_a_field_unset() -> None:
     policy = FailurePolicy(backoff=RedeliveryBackoff.FIXED, dead_letter_topic="")
-    message = to_message(topics_admin_pb2.FailurePolicy, policy, ack_timeout_ms=5, poison=None)
+    message = to_message(topics_admin_pb2.FailurePolicy, policy, ack_timeout_ms=5, dead_letter=None)
     assert (message.ack_timeout_ms, message.backoff) == (5, RedeliveryBackoff.FIXED.value)
     assert message.HasField("dead_letter_topic")
-    assert not message.HasField("poison")
+    assert not message.HasField("dead_letter")
 
 
 @dataclasses.dataclass

@@ -277,14 +277,14 @@ async def test_only_what_is_given_of_a_failure_policy_changes(admin: Admin) -> N
 
     before = (await admin.describe()).subscriptions[0].failure_policy
     described = await configure(
-        pb.FailurePolicy(poison="dead_letter", ack_timeout_ms=0), max_unacked_messages=7
+        pb.FailurePolicy(dead_letter="dead_letter", ack_timeout_ms=0), max_unacked_messages=7
     )
     after = described.failure_policy
-    assert (after.poison, after.ack_timeout_ms, described.max_unacked_messages) == ("dead_letter", 0, 7)
+    assert (after.dead_letter, after.ack_timeout_ms, described.max_unacked_messages) == ("dead_letter", 0, 7)
     assert after.max_redelivery_count == before.max_redelivery_count
     assert after.backoff == before.backoff
     with pytest.raises(SavaError, match="shrug"):
-        await configure(pb.FailurePolicy(poison="shrug"))
+        await configure(pb.FailurePolicy(dead_letter="shrug"))
     with pytest.raises(SavaError, match="/namespace/topic"):
         await configure(pb.FailurePolicy(dead_letter_topic="letters"))
 
@@ -298,7 +298,7 @@ async def test_a_subscription_that_is_blocked_says_by_which_messages(admin: Admi
         pb.ConfigureSubscriptionRequest(
             topic=ORDERS,
             subscription="s",
-            failure_policy=pb.FailurePolicy(poison="block", max_redelivery_count=0),
+            failure_policy=pb.FailurePolicy(dead_letter="block", max_redelivery_count=0),
         ),
     )
     topic = await admin.topics.get(TopicName.parse(ORDERS))

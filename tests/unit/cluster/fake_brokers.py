@@ -129,7 +129,7 @@ class FakeBroker:
                     )
             case S.DELETING:
                 self.serving.pop(entry.name, None)
-                await self._step(entry, "let_go")
+                await self._step(entry, "release")
 
     async def _take(self, entry: TopicEntry) -> None:
         if await self._step(entry, "take", incarnation=self.lease, state=self._state(entry, sealed=False)):
@@ -291,7 +291,7 @@ async def world(settings: Config | None = None, *, leads: bool = True) -> AsyncI
     async def finish_deletions() -> None:
         made.deletions += 1
 
-    async def tend_writers() -> None:
+    async def maintain_writers() -> None:
         made.tended += 1
 
     controller = Controller(
@@ -301,7 +301,7 @@ async def world(settings: Config | None = None, *, leads: bool = True) -> AsyncI
         leadership,
         broker=1,
         finish_deletions=finish_deletions,
-        tend_writers=tend_writers,
+        maintain_writers=maintain_writers,
         prepare_move=lambda owner, topic, timeout: made.prepare(owner, topic),
     )
     made = World(store, view, leadership, controller)

@@ -170,7 +170,6 @@ class FakeTopics:
             name,
             self.broker,
             incarnation=self.life.incarnation,
-            claims_unassigned=False,
         )
         await self._meet("get", name)
         topic = self.topics[name] = FakeTopic(held.epoch)
@@ -197,10 +196,10 @@ class FakeTopics:
     async def drop_all(self) -> None:
         self.topics.clear()
 
-    async def let_go(self, name: TopicName) -> None:
-        await self._meet("let_go", name)
+    async def release(self, name: TopicName) -> None:
+        await self._meet("release", name)
         self.topics.pop(name, None)
-        await step(self._store, "let_go", name)
+        await step(self._store, "release", name)
 
 
 def failing(error: Exception, times: int) -> Callable[[], Awaitable[None]]:

@@ -90,8 +90,8 @@ def entry(
         (entry(S.ORPHAN, ME, 6), 5, Job.DROP),
         (entry(S.ORPHAN, ME), 5, Job.DROP),
         (entry(S.ORPHAN, ME, deleting=True), 0, None),
-        (entry(S.DELETING, ME), 0, Job.LET_GO),
-        (entry(S.DELETING, ME), 4, Job.LET_GO),
+        (entry(S.DELETING, ME), 0, Job.RELEASE),
+        (entry(S.DELETING, ME), 4, Job.RELEASE),
     ],
 )
 def test_what_follows_from_a_record(entry: TopicEntry, epoch: int, job: Job | None) -> None:
@@ -502,7 +502,7 @@ async def test_a_topic_that_is_deleted_while_it_moves_is_let_go(store: FaultySto
         await step(store, "move", timeout_ms=5000)
         await until(lambda: held(store).record.state is S.DELETING and held(store).record.owner == 0)
         await broker.idle()
-        assert [call for call, _ in broker.topics.calls] == ["get", "hand_over", "let_go"]
+        assert [call for call, _ in broker.topics.calls] == ["get", "hand_over", "release"]
         assert not broker.topics.loaded
 
 
@@ -560,7 +560,7 @@ async def test_released_waits_until_owners_let_go_or_are_gone(store: FaultyStore
         waiting = asyncio.create_task(broker.agent.released([ORDERS, gone, nobodys]))
         await asyncio.sleep(0.01)
         assert not waiting.done()
-        await step(store, "let_go")
+        await step(store, "release")
         async with asyncio.timeout(PATIENCE_S):
             await waiting
         await write(store, ORDERS, Ownership(state=S.DELETING, epoch=4, owner=OTHER))

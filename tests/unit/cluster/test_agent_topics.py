@@ -15,7 +15,7 @@ from sava.supervisor import Supervisor
 from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState
 from tests.support.storage import contents
-from tests.support.topics import ORDERS, World, publish
+from tests.support.topics import ORDERS, World, others, publish
 from tests.support.waiting import until
 from tests.unit.cluster.fakes import registration
 
@@ -51,9 +51,9 @@ async def broker_of(world: World, broker: int) -> AsyncIterator[ServingBroker]:
     view = ClusterView(world.metadata)
     async with world.topics(
         broker=broker,
-        claims_unassigned=False,
+        kind=ServedTopics,
         incarnation=lambda: registrar.incarnation,
-        released=lambda names: agent.released(names),
+        others=others(released=lambda names: agent.released(names)),
     ) as topics:
         agent = Agent(view, world.metadata, topics, broker=broker, registrar=registrar)
         view.start(Supervisor())

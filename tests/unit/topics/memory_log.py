@@ -96,7 +96,7 @@ class Letters:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def __call__(self, target: str, subscription: str, messages: list[Message]) -> None:
+    async def __call__(self, target: str, messages: list[Message]) -> None:
         await self.gate.wait()
         if self.failures:
             raise self.failures.pop(0)

@@ -113,10 +113,10 @@ def test_it_says_when_there_is_something_to_store_and_was_not_before() -> None:
     cursor.mark_stored(record)
     assert (cursor.is_dirty, len(told)) == (True, 1), "it has not been clean in between"
     cursor.mark_stored(cursor.record(1))
-    cursor.tell(7, 3)
+    cursor.notify(7, 3)
     assert len(told) == 2
     cursor.mark_stored(cursor.record(1))
-    cursor.tell(7, 3)
+    cursor.notify(7, 3)
     assert len(told) == 2
     cursor.seek(0)
     assert len(told) == 3

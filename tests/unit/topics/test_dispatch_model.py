@@ -68,9 +68,9 @@ class DispatchMachine(RuleBasedStateMachine):
     filters: tuple[str, ...] = ()
     is_lazy = True
 
-    @initialize(window=st.sampled_from([3, 20, 100]), poison=st.sampled_from(list(DeadLetterPolicy)))
-    def begin(self, window: int, poison: DeadLetterPolicy) -> None:
-        policy = msgspec.structs.replace(POLICY, poison=poison)
+    @initialize(window=st.sampled_from([3, 20, 100]), dead_letter=st.sampled_from(list(DeadLetterPolicy)))
+    def begin(self, window: int, dead_letter: DeadLetterPolicy) -> None:
+        policy = msgspec.structs.replace(POLICY, dead_letter=dead_letter)
         spec = SubscriptionSpec(type=self.type, failure_policy=policy, max_unacked_messages=window)
         self.cursor = SubscriptionCursor(CursorRecord(0))
         kind = KeySharedDispatch if self.type is SubscriptionType.KEY_SHARED else SliceDispatch
@@ -194,15 +194,15 @@ class DispatchMachine(RuleBasedStateMachine):
                 else:
                     self.take_back(info.holder)
 
-    @rule(poison=st.sampled_from(list(DeadLetterPolicy)), count=st.integers(0, 3))
-    def configure(self, poison: DeadLetterPolicy, count: int) -> None:
-        policy = msgspec.structs.replace(POLICY, poison=poison, max_redelivery_count=count)
+    @rule(dead_letter=st.sampled_from(list(DeadLetterPolicy)), count=st.integers(0, 3))
+    def configure(self, dead_letter: DeadLetterPolicy, count: int) -> None:
+        policy = msgspec.structs.replace(POLICY, dead_letter=dead_letter, max_redelivery_count=count)
         self.core.configure(msgspec.structs.replace(self.core.spec, failure_policy=policy), self.now)
         for offset, info in enumerate(self.infos):
             if info.fate == "blocked" and not policy.is_exhausted(info.attempt):
                 info.fate, info.attempt, info.due = "", info.attempt + 1, 0.0
-            elif info.fate == "blocked" and poison is not DeadLetterPolicy.BLOCK:
-                self.poison(offset)
+            elif info.fate == "blocked" and dead_letter is not DeadLetterPolicy.BLOCK:
+                self.give_up(offset)
 
     @rule()
     def hand_letters_on(self) -> None:
@@ -344,18 +344,18 @@ class DispatchMachine(RuleBasedStateMachine):
         info, policy = self.infos[offset], self.core.spec.failure_policy
         info.holder, info.was_seen = None, True
         if policy.is_exhausted(info.attempt):
-            self.poison(offset)
+            self.give_up(offset)
         else:
             info.due = self.now + min(max(1.0, delay), 4.0)
             info.attempt += 1
 
-    def poison(self, offset: int) -> None:
+    def give_up(self, offset: int) -> None:
         fates = {
             DeadLetterPolicy.BLOCK: "blocked",
             DeadLetterPolicy.DROP: "acked",
             DeadLetterPolicy.DEAD_LETTER: "dead",
         }
-        self.infos[offset].fate = fates[self.core.spec.failure_policy.poison]
+        self.infos[offset].fate = fates[self.core.spec.failure_policy.dead_letter]
 
     def teardown(self) -> None:
         """Then everybody behaves, and everything is acked."""

@@ -33,7 +33,7 @@ from sava.topics.specs import (
     TopicSpec,
 )
 from tests.support.storage import contents
-from tests.support.topics import GIVEN, ORDERS, SLOW, World, crash, options, publish, ranges, received
+from tests.support.topics import GIVEN, ORDERS, SLOW, World, crash, options, others, publish, ranges, received
 from tests.support.waiting import PATIENCE_S, until
 from tests.unit.storage.faults import UNAVAILABLE, FaultyMetadata, before, pass_through, refuse
 
@@ -239,7 +239,7 @@ def _batch(*payloads: str) -> RecordBatch:
 
 
 class TestDeleting:
-    async def test_a_topic_that_another_broker_has_goes_when_it_has_let_go(self, world: FaultyWorld) -> None:
+    async def test_a_topic_that_another_broker_has_goes_when_it_is_released(self, world: FaultyWorld) -> None:
         await world.assigned(1)
         waited: list[Sequence[TopicName]] = []
         async with world.topics(broker=1, **GIVEN) as first:
@@ -249,10 +249,10 @@ class TestDeleting:
                 waited.append(names)
                 for name in names:
                     assert world.ownership(name).state is OwnershipState.DELETING
-                    await first.let_go(name)
+                    await first.release(name)
                     assert world.ownership(name).owner == 0
 
-            async with world.topics(broker=2, released=released, **GIVEN) as second:
+            async with world.topics(broker=2, others=others(released=released), **GIVEN) as second:
                 topic = await first.get(ORDERS)
                 await publish(topic, "a")
                 producer = await topic.producers.open("p", takeover=True)
@@ -277,9 +277,9 @@ class TestDeleting:
 
             async def released(names: Sequence[TopicName]) -> None:
                 for name in names:
-                    await first.let_go(name)
+                    await first.release(name)
 
-            async with world.topics(broker=2, released=released, **GIVEN) as second:
+            async with world.topics(broker=2, others=others(released=released), **GIVEN) as second:
                 await second.create(ORDERS, reliable=True, partitions=3)
                 for index, broker in ((0, 1), (1, 2)):  # and nobody has the third
                     await world.step("assign", ORDERS.partition(index), owner=broker)
@@ -297,9 +297,9 @@ class TestDeleting:
 
         async def released(names: Sequence[TopicName]) -> None:
             if not is_gone:
-                raise Unavailable(f"broker 1 has not let go of {names[0]}")
+                raise Unavailable(f"broker 1 has not released {names[0]}")
 
-        async with world.topics(broker=2, released=released, **GIVEN) as second:
+        async with world.topics(broker=2, others=others(released=released), **GIVEN) as second:
             with pytest.raises(Unavailable):
                 await second.delete(ORDERS)
             with pytest.raises(TopicBeingDeleted):
@@ -307,7 +307,7 @@ class TestDeleting:
             await second.finish_deletions()
             assert _spec(world).deleting
         is_gone = True  # its registration is
-        async with world.topics(broker=3, released=released, **GIVEN) as third:
+        async with world.topics(broker=3, others=others(released=released), **GIVEN) as third:
             await third.finish_deletions()
             assert world.metadata.local.range(specs.TOPICS).kvs == ()
             await third.finish_deletions()
@@ -317,7 +317,7 @@ class TestDeleting:
 
         async def released(names: Sequence[TopicName]) -> None: ...
 
-        async with world.topics(broker=1, released=released, **GIVEN) as topics:
+        async with world.topics(broker=1, others=others(released=released), **GIVEN) as topics:
             await topics.create(ORDERS, reliable=True)
             stop = Stop()
             # The transactions of a deletion: the topic's record, the ownership's, then what is removed.
@@ -356,10 +356,10 @@ class TestDeleting:
             for step in (None, "move"):
                 if step is not None:
                     await world.step(step)
-                await topics.let_go(ORDERS)
+                await topics.release(ORDERS)
                 assert topics.loaded[ORDERS] is topic
             await world.step("delete", owner=2)
-            await topics.let_go(ORDERS)
+            await topics.release(ORDERS)
             assert world.ownership().owner == 2
             assert world.metadata.local.range("/storage/").kvs
 
@@ -369,7 +369,7 @@ class TestDeleting:
             topic = await topics.get(ORDERS)
             world.faults.plan("get", refuse(UNAVAILABLE))
             with pytest.raises(Unavailable):
-                await topics.let_go(ORDERS)
+                await topics.release(ORDERS)
             assert topics.loaded[ORDERS] is topic
 
 
@@ -439,8 +439,8 @@ class TestDeadLetters:
 
         await world.assigned(1)
         await world.assigned(2, OTHER)
-        given = GIVEN | {"publish_elsewhere": publish_elsewhere}
-        async with world.topics(broker=1, options=SLOW, **given) as topics:
+        elsewhere = others(publish=publish_elsewhere)
+        async with world.topics(broker=1, options=SLOW, others=elsewhere, **GIVEN) as topics:
             topic = await _failing_topic(topics)
             consumer = await topic.subscribe(options())
             await received(consumer, 1)
@@ -475,7 +475,7 @@ async def _failing_topic(topics: ServedTopics) -> Any:
     await topic.reliable.set_failure_policy(
         "s",
         FailurePolicy(
-            max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic=str(OTHER)
+            max_redelivery_count=0, dead_letter=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic=str(OTHER)
         ),
     )
     return topic

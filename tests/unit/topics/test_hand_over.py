@@ -467,7 +467,7 @@ class TestFailures:
                 await topics.hand_over(ORDERS, timeout=PATIENCE_S)
             assert ORDERS not in topics.loaded
             if step == "delete":
-                await topics.let_go(ORDERS)
+                await topics.release(ORDERS)
                 assert world.ownership().owner == 0
             else:
                 assert await log_of(await topics.get(ORDERS)) == ["a"]

@@ -165,8 +165,8 @@ async def test_taking_up_and_letting_go_are_done_in_slices(tmp_path: Path) -> No
         async with measured("retention and segments"):
             assert topic.log is not None
             assert len(await topic.log.segments()) == SEGMENTS
-        async with measured("tend"):
-            await topic.tend()
+        async with measured("maintain"):
+            await topic.maintain()
         async with measured("describe"):
             assert len((await topic_description(topic, 1)).subscriptions) == SUBSCRIPTIONS
         async with measured("metrics"):

@@ -47,18 +47,18 @@ async def test_what_is_not_copied_stays_and_goes_when_nobody_waits_for_it(world:
     async with world.topics(storage=EAGER) as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=1))
-        await topic.reliable.pin(WEST, EARLIEST)
-        await topic.reliable.pin(replication_slot("north"), EARLIEST)
+        await topic.reliable.hold_slot(WEST, EARLIEST)
+        await topic.reliable.hold_slot(replication_slot("north"), EARLIEST)
         await stored(topic, 4)
         assert await retained(topic) == 0
         await topic.reliable.advance(WEST, 3)
         assert await retained(topic) == 0, "north has nothing yet"
         await topic.reliable.advance(replication_slot("north"), 2)
         assert await retained(topic) == 2
-        await topic.unpin(replication_slot("north"))
+        await topic.release_slot(replication_slot("north"))
         assert await retained(topic) == 3
-        await topic.unpin(WEST)
-        await topic.unpin(WEST)
+        await topic.release_slot(WEST)
+        await topic.release_slot(WEST)
         assert await retained(topic) == 4
 
 
@@ -66,12 +66,12 @@ async def test_it_is_there_after_a_restart(world: World) -> None:
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await publish(topic, *"abcd")
-        await topic.reliable.pin(WEST, AtOffset(2))
-        await topic.reliable.pin(WEST, EARLIEST)  # once more: it stays where it is
+        await topic.reliable.hold_slot(WEST, AtOffset(2))
+        await topic.reliable.hold_slot(WEST, EARLIEST)  # once more: it stays where it is
         await topic.reliable.advance(WEST, 3)
     async with world.topics() as topics:
         topic = await topics.get(ORDERS)
-        await topic.tend()
+        await topic.maintain()
         assert topic.describe().subscriptions[0].cursor == 3
 
 
@@ -79,7 +79,7 @@ async def test_a_position_that_is_gone_or_to_come_is_the_nearest_one(world: Worl
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await publish(topic, "a", "b")
-        await topic.reliable.pin(WEST, AtOffset(99))
+        await topic.reliable.hold_slot(WEST, AtOffset(99))
         assert topic.describe().subscriptions[0].cursor == 2
 
 
@@ -87,7 +87,7 @@ async def test_what_is_to_be_copied_again_is_kept_again(world: World) -> None:
     async with world.topics(storage=EAGER) as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await topics.registry.change_policy(ORDERS, lambda _: NamespacePolicy(retention_time_minutes=1))
-        await topic.reliable.pin(WEST, EARLIEST)
+        await topic.reliable.hold_slot(WEST, EARLIEST)
         await stored(topic, 4)
         await topic.reliable.advance(WEST, 1)
         assert await retained(topic) == 1
@@ -100,7 +100,7 @@ async def test_what_is_to_be_copied_again_is_kept_again(world: World) -> None:
         await topic.reliable.rewind(WEST, AtOffset(0))  # as far as there is anything
     async with world.topics(storage=EAGER) as topics:
         topic = await topics.get(ORDERS)
-        await topic.tend()
+        await topic.maintain()
         assert topic.describe().subscriptions[0].cursor == 3
         with pytest.raises(SubscriptionUnknown):
             await topic.reliable.rewind(replication_slot("north"), EARLIEST)
@@ -109,7 +109,7 @@ async def test_what_is_to_be_copied_again_is_kept_again(world: World) -> None:
 async def test_users_have_no_use_of_it(world: World) -> None:
     async with world.topics(Config(policies=PolicySettings(max_subscriptions=1))) as topics:
         topic = await topics.get_or_create(ORDERS, True)
-        await topic.reliable.pin(WEST, LATEST)
+        await topic.reliable.hold_slot(WEST, LATEST)
         consumer = await topic.subscribe(options())  # the limit is about users' subscriptions
         await publish(topic, "a")
         await received(consumer, 1)
@@ -137,8 +137,8 @@ async def test_a_runner_that_is_late_does_not_bring_it_back(world: World) -> Non
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await publish(topic, "a", "b")
-        await topic.reliable.pin(WEST, EARLIEST)
-        await topic.unpin(WEST)
+        await topic.reliable.hold_slot(WEST, EARLIEST)
+        await topic.release_slot(WEST)
         with pytest.raises(SubscriptionUnknown):
             await topic.reliable.advance(WEST, 1)
         assert not topic.subscriptions
@@ -149,7 +149,7 @@ async def test_beyond_the_limit_messages_go_and_somebody_is_told(
 ) -> None:
     async with world.topics(storage=EAGER) as topics:
         topic = await topics.get_or_create(ORDERS, True)
-        await topic.reliable.pin(WEST, EARLIEST)
+        await topic.reliable.hold_slot(WEST, EARLIEST)
         await stored(topic, 4)
         assert topic.log is not None
         size = max(segment.size for segment in await topic.log.segments())

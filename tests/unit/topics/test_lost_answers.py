@@ -143,7 +143,7 @@ class TestOwnership:
 
             monkeypatch.setattr(topics._storage, "delete_topic", delete_topic)
             world.lose()
-            await topics.let_go(ORDERS)
+            await topics.release(ORDERS)
             assert world.ownership().owner == 0
             assert [topic.name for topic in removed] == [ORDERS.topic]
 

@@ -29,7 +29,7 @@ TABLE = {
     ("orphan", S.ASSIGNED): (S.ORPHAN, 0),
     ("orphan", S.MOVING): (S.ORPHAN, 0),
     ("recover", S.ORPHAN): (S.SEALED, 0),
-    ("let_go", S.DELETING): (S.DELETING, 0),
+    ("release", S.DELETING): (S.DELETING, 0),
     **{("delete", state): (S.DELETING, 1) for state in S},
 }
 """Where each step leads from each state, and by how much it raises the epoch. Whatever is not here is
@@ -71,7 +71,7 @@ def test_the_table_has_every_step() -> None:
     assert {step for step, _ in TABLE} == set(ownership.STEPS)
 
 
-@pytest.mark.parametrize("step", ["seal", "give_back", "recover", "let_go"])
+@pytest.mark.parametrize("step", ["seal", "give_back", "recover", "release"])
 def test_whoever_gives_a_topic_up_is_no_longer_its_owner(step: str) -> None:
     (source,) = ownership.STEPS[step].sources
     after = ownership.after(step, ORDERS, msgspec.structs.replace(FULL, state=source))
@@ -79,7 +79,7 @@ def test_whoever_gives_a_topic_up_is_no_longer_its_owner(step: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["move", "orphan", "delete", "roll_back"])
-def test_whoever_has_it_stays_its_owner_until_it_has_let_go(step: str) -> None:
+def test_whoever_has_it_stays_its_owner_until_it_has_released_it(step: str) -> None:
     source = S.MOVING if step == "roll_back" else S.ASSIGNED
     assert ownership.after(step, ORDERS, msgspec.structs.replace(FULL, state=source)).owner == 1
 

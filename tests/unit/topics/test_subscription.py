@@ -410,7 +410,7 @@ async def test_acks_with_a_receipt_wait_for_the_record() -> None:
     await get(consumer, 3)
     assert not subscription.cursor.is_dirty
     consumer.ack([(0, 2)])
-    stored = subscription.acks_stored()
+    stored = subscription.cursor.acks_stored()
     record = subscription.cursor.record(5)
     assert (record, stored.done()) == (CursorRecord(2, (), 5), False)
     subscription.cursor.mark_stored(record)

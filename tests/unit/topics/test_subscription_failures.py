@@ -1,4 +1,4 @@
-"""Stories of messages that are not acked: nack, timeout, delays, poison, dead letters."""
+"""Stories of messages that are not acked: nack, timeout, delays, dead letters."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_the_longer_of_two_delays_counts_up_to_the_limit() -> None:
 
     for at, expected in ((1000.9, []), (1001.0, [0, 1]), (1001.9, []), (1002.0, [2]), (1005.0, [3])):
         now = at
-        subscription._wake_up()
+        subscription._wake.set()
         if expected:
             assert await get(consumer, len(expected)) == expected
         assert await gets_nothing(consumer)
@@ -169,7 +169,7 @@ async def test_a_blocked_subscription_can_be_released(way: str) -> None:
         subscription.configure(spec_of(max_redelivery_count=5))
         assert await get(consumer, 2) == [0, 1]
     elif way == "drop":
-        subscription.configure(spec_of(max_redelivery_count=0, poison=DeadLetterPolicy.DROP))
+        subscription.configure(spec_of(max_redelivery_count=0, dead_letter=DeadLetterPolicy.DROP))
         assert await get(consumer, 1) == [1]
         assert (subscription.stats.dropped, subscription.cursor_offset) == (1, 1)
     else:
@@ -182,7 +182,7 @@ async def test_a_blocked_subscription_can_be_released(way: str) -> None:
 async def test_drop_acks_and_counts() -> None:
     log = MemoryLog()
     log.publish(3)
-    subscription = subscription_on(log, spec_of(max_redelivery_count=0, poison=DeadLetterPolicy.DROP))
+    subscription = subscription_on(log, spec_of(max_redelivery_count=0, dead_letter=DeadLetterPolicy.DROP))
     consumer = subscription.attach("c", consumer_id=1, credits=100)
     await get(consumer, 3)
     consumer.nack([(0, 2)])
@@ -205,7 +205,7 @@ async def test_a_dead_letter_keeps_the_message_and_says_where_it_is_from() -> No
             producer_id=77,
         )
     )
-    spec = spec_of(max_redelivery_count=1, poison=DeadLetterPolicy.DEAD_LETTER)
+    spec = spec_of(max_redelivery_count=1, dead_letter=DeadLetterPolicy.DEAD_LETTER)
     subscription = subscription_on(log, spec, letters=letters)
     consumer = subscription.attach("c", consumer_id=1, credits=100)
     await consumer.receive()
@@ -238,7 +238,7 @@ async def test_dead_letters_wait_for_their_topic_and_hold_up_nobody() -> None:
     letters.failures = [LimitReached("too many topics"), LimitReached("too many topics")]
     letters.gate.clear()
     spec = spec_of(
-        max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic="/default/bad"
+        max_redelivery_count=0, dead_letter=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic="/default/bad"
     )
     subscription = subscription_on(log, spec, letters=letters)
     consumer = subscription.attach("c", consumer_id=1, credits=100)
@@ -267,7 +267,7 @@ async def test_an_error_of_the_dead_letter_topic_shows_and_a_new_policy_runs(
     log.publish(1)
     letters.failures = [error]
     spec = spec_of(
-        max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic="/default/bad"
+        max_redelivery_count=0, dead_letter=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic="/default/bad"
     )
     subscription = subscription_on(log, spec, letters=letters)
     consumer = subscription.attach("c", consumer_id=1, credits=100)
@@ -276,7 +276,9 @@ async def test_an_error_of_the_dead_letter_topic_shows_and_a_new_policy_runs(
     await stats_say(subscription, error=f"dead letters wait: {error}")
     subscription.configure(
         spec_of(
-            max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER, dead_letter_topic="/default/good"
+            max_redelivery_count=0,
+            dead_letter=DeadLetterPolicy.DEAD_LETTER,
+            dead_letter_topic="/default/good",
         )
     )
     await stats_say(subscription, dead_lettered=1, error="")
@@ -287,7 +289,7 @@ async def test_an_error_of_the_dead_letter_topic_shows_and_a_new_policy_runs(
 async def test_many_dead_letters_are_handed_on_without_a_consumer() -> None:
     log, letters = MemoryLog(), Letters()
     log.publish(250)
-    spec = spec_of(max_redelivery_count=0, poison=DeadLetterPolicy.DEAD_LETTER)
+    spec = spec_of(max_redelivery_count=0, dead_letter=DeadLetterPolicy.DEAD_LETTER)
     subscription = subscription_on(log, spec, letters=letters)
     consumer = subscription.attach("c", consumer_id=1, credits=1000)
     await get(consumer, 250)

@@ -74,9 +74,10 @@ class TestBeginning:
         await world.assigned(1)
         await world.step("give_back")
         with pytest.raises(NotOwner) as refused:
-            await begin(world, claims_unassigned=False)
+            await begin(world)
         assert refused.value.owner == 0
-        assert (await begin(world, broker=2)).epoch == 2
+        await world.step("assign", owner=2)
+        assert (await begin(world, broker=2)).epoch == 3
 
     async def test_a_topic_that_is_being_deleted_is_nobodys(self, world: World) -> None:
         await world.assigned(1)

@@ -53,6 +53,7 @@ from tests.support.topics import (
     ORDERS,
     SLOW,
     World,
+    assign,
     batch_of,
     crash,
     options,
@@ -221,7 +222,7 @@ class TestSubscribing:
 class TestChanging:
     async def test_a_policy_is_stored_and_holds_at_once(self, world: World) -> None:
         policy = FailurePolicy(
-            max_redelivery_count=0, base_redelivery_delay_ms=1, poison=DeadLetterPolicy.DROP
+            max_redelivery_count=0, base_redelivery_delay_ms=1, dead_letter=DeadLetterPolicy.DROP
         )
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
@@ -485,14 +486,15 @@ class TestNonReliable:
         async with world.topics() as topics:
             name = TopicName("default", "x")
             await topics.ensure(name, reliable=False)
+            await assign(world.metadata, name, 1)
             held = await ownership.take(topics.registry, world.metadata, name, 1)
             now = 0.0
             transient = TransientSubscriptions(held, topics._parts, clock=lambda: now + 1e9)
             consumer = await transient.subscribe(options())
-            await transient.tend()
+            await transient.maintain()
             assert list(transient.live) == ["s"]
             consumer.close()
-            await transient.tend()
+            await transient.maintain()
             assert list(transient.live) == []
 
 
@@ -580,6 +582,7 @@ class TestDurableIds:
     async def test_records_of_those_that_stay_away_are_removed(self, world: World) -> None:
         async with world.topics() as topics:
             await topics.ensure(ORDERS, True)
+            await assign(world.metadata, ORDERS, 1)
             held = await ownership.take(topics.registry, world.metadata, ORDERS, 1)
             now = 0.0
             records = ConsumerRecords(held, clock=lambda: now)
@@ -602,7 +605,7 @@ async def test_what_there_is_to_say_about_a_topic(world: World) -> None:
         await received(consumer, 2)
         consumer.ack(ranges(0))
         info = topic.describe()
-        assert (info.name, info.topic_id, info.reliable, info.epoch) == (ORDERS, topic.topic_id, True, 1)
+        assert (info.name, info.topic_id, info.reliable, info.epoch) == (ORDERS, topic.topic_id, True, 2)
         assert (info.start_offset, info.next_offset, info.stored_offset, info.state) == (0, 3, 0, "open")
         assert info.producers == ("alice",)
         (subscription,) = info.subscriptions

@@ -105,28 +105,28 @@ class TestTaking:
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
             await copied(topic, eu, 0, 4, begin=True)
-            found = await applied(topic, eu, 0, 1, 2, 3, 4, 5, told=6)
+            found = await applied(topic, eu, 0, 1, 2, 3, 4, 5, notified=6)
             assert found.position == 4
             assert found.left == [OriginAcks(eu.source.origin, 0, [(4, 6)])]
-            assert found.told == 4, "whoever forgets what is left begins there"
+            assert found.notified == 4, "whoever forgets what is left begins there"
             await copied(topic, eu, 4, 10)
-            found = await applied(topic, eu, 4, 5, told=6, since=4)
-            assert (found.left, found.told) == ([], 6)
+            found = await applied(topic, eu, 4, 5, notified=6, since=4)
+            assert (found.left, found.notified) == ([], 6)
 
     async def test_how_much_was_said_is_kept_with_the_acks_and_lost_with_them(self, world: World) -> None:
         eu = Origins("eu").publish(6)
         async with world.topics() as topics:
             topic = await topics.get_or_create(ORDERS, True)
             await copied(topic, eu, 0, 6, begin=True)
-            assert (await applied(topic, eu, 0, 1, told=2)).told == 2
-            assert (await applied(topic, eu, told=1)).told == 2, "it never goes back"
+            assert (await applied(topic, eu, 0, 1, notified=2)).notified == 2
+            assert (await applied(topic, eu, notified=1)).notified == 2, "it never goes back"
         async with world.topics() as topics:
             topic = await topics.get(ORDERS)
-            assert (await applied(topic, eu)).told == 2
+            assert (await applied(topic, eu)).notified == 2
             assert topic.describe().subscriptions[0].cursor == 2
             await topic.unsubscribe("s")
-            found = await applied(topic, eu, 2, told=3, since=2)
-            assert found.told == 0, "what was said before is not here any more: it is to be said again"
+            found = await applied(topic, eu, 2, notified=3, since=2)
+            assert found.notified == 0, "what was said before is not here any more: it is to be said again"
 
 
 class TestSaying:

@@ -280,8 +280,8 @@ def changed_failure_policy(policy: FailurePolicy, change: pb.FailurePolicy) -> F
     try:
         if "backoff" in fields:
             fields["backoff"] = RedeliveryBackoff(fields["backoff"])
-        if "poison" in fields:
-            fields["poison"] = DeadLetterPolicy(fields["poison"])
+        if "dead_letter" in fields:
+            fields["dead_letter"] = DeadLetterPolicy(fields["dead_letter"])
     except ValueError as error:
         raise MessageInvalid(f"failure policy: {error}") from None
     if fields.get("dead_letter_topic"):

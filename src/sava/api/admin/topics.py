@@ -339,7 +339,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
         start = describe.position(request.start)
         if is_replication_slot(subscription) and is_forwarded(context):  # the leader's, who makes them
             topic = await self._parts.topics.get(name)
-            await topic.reliable.pin(subscription, start)
+            await topic.reliable.hold_slot(subscription, start)
             return describe.subscription_description(topic, subscription)
         check_unreserved(subscription)
         if not await self._parts.is_partitioned(name):
@@ -371,7 +371,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
     ) -> pb.DeleteSubscriptionResponse:
         if is_replication_slot(request.subscription) and is_forwarded(context):
             topic = await self._parts.topics.get(TopicName.parse(request.topic))
-            await topic.unpin(request.subscription)
+            await topic.release_slot(request.subscription)
             return pb.DeleteSubscriptionResponse()
         check_unreserved(request.subscription)
         await self._parts.on_subscription(

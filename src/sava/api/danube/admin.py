@@ -359,13 +359,13 @@ class NamespaceAdmin(rpc.NamespaceAdminServicer):
 SERVICE: Final = "/danube_admin.TopicAdmin/"
 
 _BACKOFF: Final = {pb.Fixed: RedeliveryBackoff.FIXED, pb.Exponential: RedeliveryBackoff.EXPONENTIAL}
-_POISON: Final = {
+_DEAD_LETTER: Final = {
     pb.DeadLetter: DeadLetterPolicy.DEAD_LETTER,
     pb.Block: DeadLetterPolicy.BLOCK,
     pb.Drop: DeadLetterPolicy.DROP,
 }
 _BACKOFF_NUMBERS: Final = {backoff: number for number, backoff in _BACKOFF.items()}
-_POISON_NUMBERS: Final = {poison: number for number, poison in _POISON.items()}
+_DEAD_LETTER_NUMBERS: Final = {policy: number for number, policy in _DEAD_LETTER.items()}
 
 
 class UnloadFailed(HostError):
@@ -592,8 +592,8 @@ def _owner_text(broker: int) -> str:
 def policy_from(message: pb.SubscriptionFailurePolicy) -> FailurePolicy:
     """Raises MessageInvalid."""
     backoff = _BACKOFF.get(message.backoff_strategy)
-    poison = _POISON.get(message.poison_policy)
-    if backoff is None or poison is None:
+    dead_letter = _DEAD_LETTER.get(message.poison_policy)
+    if backoff is None or dead_letter is None:
         raise MessageInvalid(
             "failure_policy: backoff_strategy or poison_policy has a number that is not known"
         )
@@ -604,7 +604,7 @@ def policy_from(message: pb.SubscriptionFailurePolicy) -> FailurePolicy:
     if dead_letter_topic:
         topic_name(dead_letter_topic)
     return from_message(
-        FailurePolicy, message, backoff=backoff, poison=poison, dead_letter_topic=dead_letter_topic
+        FailurePolicy, message, backoff=backoff, dead_letter=dead_letter, dead_letter_topic=dead_letter_topic
     )
 
 
@@ -613,6 +613,6 @@ def policy_to(policy: FailurePolicy) -> pb.SubscriptionFailurePolicy:
         pb.SubscriptionFailurePolicy,
         policy,
         backoff_strategy=_BACKOFF_NUMBERS[policy.backoff],
-        poison_policy=_POISON_NUMBERS[policy.poison],
+        poison_policy=_DEAD_LETTER_NUMBERS[policy.dead_letter],
         dead_letter_topic=policy.dead_letter_topic or None,
     )

@@ -57,7 +57,7 @@ class ClusterSources:
     forwards: Mapping[str, int]
     """Calls that another broker answered, by kind: the port, or ``leader``."""
     writers: Writers
-    tending: WriterMaintenance
+    writer_maintenance: WriterMaintenance
     suspicion: Suspicion
     evictor: Evictor
 
@@ -173,7 +173,7 @@ class ClusterCollector(Collector):
             yield gauge(
                 "sava_writer_batches_unpublished",
                 "Exactly-once batches that are decided and not published yet.",
-                self._parts.tending.unpublished,
+                self._parts.writer_maintenance.unpublished,
             )
 
     def _of_controller(self) -> Iterable[Metric]:

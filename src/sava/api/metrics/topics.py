@@ -195,7 +195,9 @@ _COUNTERS: Final = {
     "acked": "Messages acked.",
     "nacked": "Messages given back.",
     "timed_out": "Messages not acked in time.",
-    "dropped": ("Messages dropped by the poison policy, or (non-reliable) because no consumer had room."),
+    "dropped": (
+        "Messages dropped by the dead-letter policy, or (non-reliable) because no consumer had room."
+    ),
     "dead_lettered": "Messages moved to the dead-letter topic.",
     "skipped_by_filter": "Messages whose key no consumer accepted.",
     "skipped_by_retention": "Messages removed before they were acked.",

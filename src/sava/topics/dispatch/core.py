@@ -5,7 +5,7 @@ Every offset of the topic is, for a subscription, in one of these places:
 
     acked        below the cursor, or in its ranges beyond
     outstanding  sent at least once and not acked: in flight, waiting for its next delivery, ready for it,
-                 blocked as poison, or on its way to the dead-letter topic
+                 blocked, or on its way to the dead-letter topic
     ahead        read and passed over, for its consumer cannot take it yet (key-shared only)
     new          everything else from ``position`` on
 
@@ -131,7 +131,7 @@ class Dispatcher(ABC):
         goes out again."""
         replaced = self.members.get(member.name)
         if replaced is not None:
-            self._let_go(replaced)
+            self._release_flights(replaced)
         self.members[member.name] = member
         self._members_changed()
         return replaced
@@ -139,11 +139,11 @@ class Dispatcher(ABC):
     def detach(self, member: DispatchMember) -> None:
         """What the member had goes to others at once, in order, before anything newer."""
         if self.members.get(member.name) is member:
-            self._let_go(member)
+            self._release_flights(member)
             del self.members[member.name]
             self._members_changed()
 
-    def _let_go(self, member: DispatchMember) -> None:
+    def _release_flights(self, member: DispatchMember) -> None:
         for flight in self._in_flight.of(member):
             self._void(flight)
             self._return(flight)
@@ -215,7 +215,7 @@ class Dispatcher(ABC):
             self._returned(start, end, has_failed=True)
         for start, end, attempt in parts:
             if policy.is_exhausted(attempt):
-                self._poison(start, end, Failure(attempt, reason))
+                self._give_up(start, end, Failure(attempt, reason))
                 continue
             self.failures.attempts.set(start, end, attempt + 1)
             wait_s = max(policy.delay_ms(attempt) / 1000, delay_s)
@@ -227,8 +227,8 @@ class Dispatcher(ABC):
         self._make_ready(ready)
         return sum(end - start for start, end, _ in parts)
 
-    def _poison(self, start: int, end: int, failure: Failure) -> None:
-        match self.spec.failure_policy.poison:
+    def _give_up(self, start: int, end: int, failure: Failure) -> None:
+        match self.spec.failure_policy.dead_letter:
             case DeadLetterPolicy.DROP:
                 self.counters.dropped += self._resolve(start, end)
             case DeadLetterPolicy.BLOCK:
@@ -291,13 +291,13 @@ class Dispatcher(ABC):
         policy = spec.failure_policy
         self.failures.shorten(now + policy.max_redelivery_delay_ms / 1000)
         for start, end, failure in list(self.failures.blocked):
-            if policy.poison is not DeadLetterPolicy.BLOCK or not policy.is_exhausted(failure.attempt):
+            if policy.dead_letter is not DeadLetterPolicy.BLOCK or not policy.is_exhausted(failure.attempt):
                 self.failures.blocked.remove(start, end)
                 self._release(start, end, failure, policy)
 
     def _release(self, start: int, end: int, failure: Failure, policy: FailurePolicy) -> None:
         if policy.is_exhausted(failure.attempt):
-            self._poison(start, end, failure)
+            self._give_up(start, end, failure)
             return
         self.failures.attempts.set(start, end, failure.attempt + 1)
         self._make_ready([(start, end)])

@@ -18,7 +18,7 @@ import msgspec
 from sava.errors import RetryableError
 from sava.records import Message, RecordBatch
 from sava.storage.errors import DataGap, OffsetOutOfRange
-from sava.tasks import cancelled, spawn
+from sava.tasks import Backoff, cancelled, set_within, spawn
 from sava.topics.dispatch.core import Dispatcher, Page
 from sava.topics.dispatch.members import Failure, effective_keys
 from sava.topics.names import TopicName
@@ -32,7 +32,8 @@ _STREAM_ON: Final = 10_000
 
 
 class LogView(Protocol):
-    """What a subscription needs of a topic's log."""
+    """What a subscription needs of a topic's log. A Protocol: models and stories of subscriptions run on a
+    log in memory."""
 
     @property
     def start_offset(self) -> int: ...
@@ -138,7 +139,7 @@ class DeadLetters:
         log: LogView,
         core: Dispatcher,
         *,
-        hand_on: Callable[[str, str, list[Message]], Awaitable[object]],
+        hand_on: Callable[[str, list[Message]], Awaitable[object]],
         done: Callable[[], None],
     ) -> None:
         self._topic = topic
@@ -171,7 +172,7 @@ class DeadLetters:
         await cancelled(self._task)
 
     async def _run(self) -> None:
-        pause = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         reader = LogReader(self._log)
         try:
             while self._core.failures.dead:
@@ -182,22 +183,16 @@ class DeadLetters:
                     self._core.skip_to(self._log.start_offset)
                 except Exception as error:  # noqa: BLE001 (letters that wait must say so, and are tried again)
                     is_passing = isinstance(error, RetryableError | OSError)
-                    pause = min(2 * pause, _LONGEST_PAUSE_S) if is_passing else _LONGEST_PAUSE_S
+                    pause = backoff.next() if is_passing else _LONGEST_PAUSE_S
                     self._report(error, pause)
-                    await self._rest(pause)
+                    await set_within(pause, self._hurry)
                 else:
-                    pause, self.error = _FIRST_PAUSE_S, ""
+                    self.error = ""
+                    backoff.reset()
                     self._done()
         finally:
             self._task = None
             await reader.close()
-
-    async def _rest(self, pause: float) -> None:
-        try:
-            async with asyncio.timeout(pause):
-                await self._hurry.wait()
-        except TimeoutError:
-            pass
 
     def _report(self, error: Exception, pause: float) -> None:
         self.error = f"dead letters wait: {error}"
@@ -219,7 +214,7 @@ class DeadLetters:
             ranges.append((start, end))
             if len(letters) >= _MESSAGES_AT_ONCE:
                 break
-        await self._hand_on(self.target, self._subscription, letters)
+        await self._hand_on(self.target, letters)
         self._core.dead_lettered(ranges)
 
     async def _letters(self, reader: LogReader, start: int, end: int, failure: Failure) -> list[Message]:
