@@ -85,6 +85,13 @@ def pytest_unconfigure() -> None:
 
 LONG_FILES = (
     "cluster/test_failover.py",
+    "cluster/test_bench_failover.py",
+    "cluster/test_mirrored_journal.py",
+    "integration/test_docs.py",
+    "integration/test_demo.py",
+    "integration/test_lost_answers.py",
+    "integration/test_copying.py",
+    "integration/test_up.py",
     "unit/ledger/test_generations.py",
     "unit/ledger/test_failover.py",
     "unit/client/test_silent_broker.py",

@@ -55,6 +55,7 @@ from sava.storage.producers import RUN
 from sava.storage.types import TopicState
 from sava.storage.uploader import Backlog, Uploader
 from sava.topics import specs
+from sava.topics.non_reliable import TransientSubscriptions
 from sava.topics.publishing import Publisher
 from sava.topics.specs import Ownership, OwnershipState
 from sava.topics.subscriptions import Subscriptions
@@ -214,7 +215,8 @@ def run() -> None:
     _wrap_frames()
     _after(Publisher, "hold", "held", lambda publisher: str(publisher.topic))
     _after(Uploader, "flush", "uploaded", _path_of)
-    _after(Subscriptions, "load", "loaded", lambda subscriptions: str(subscriptions._topic))
+    for subscriptions in (Subscriptions, TransientSubscriptions):
+        _after(subscriptions, "load", "loaded", lambda loaded: str(loaded._topic))
     main()
 
 

@@ -138,7 +138,12 @@ async def test_when_fewer_disks_are_there_than_were_asked_for(tmp_path: Path, de
         owner = await cluster.by_id((await cluster.served(TOPIC)).broker_id)
         leader = await cluster.leader()
         killed = next(broker for broker in cluster.brokers if broker not in (owner, leader))
-        async with cluster.sava_client([owner], timeout=5.0) as client, client.producer(TOPIC) as producer:
+        # A producer that closes waits for what it has sent as long as this.
+        patience_s = PATIENCE_S if degraded == "allow" else 10.0
+        async with (
+            cluster.sava_client([owner], timeout=5.0) as client,
+            client.producer(TOPIC, timeout=patience_s) as producer,
+        ):
             await producer.send(b"on three disks")
             assert producer.degraded == 0
             killed.kill()

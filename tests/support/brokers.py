@@ -67,7 +67,7 @@ async def sava(*arguments: str, admin: str = "", check: bool = True) -> tuple[in
         raise
     assert process.returncode is not None
     if check:
-        assert process.returncode == 0, f"sava {' '.join(arguments)}: {err.decode()}"
+        assert process.returncode == 0, f"sava {' '.join(arguments)} ({process.returncode}): {err.decode()}"
     return process.returncode, out.decode(), err.decode()
 
 

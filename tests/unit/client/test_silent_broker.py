@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -36,17 +36,37 @@ asyncio.run(main())
 """
 
 
-@contextmanager
-def stoppable() -> Iterator[tuple[str, subprocess.Popen[str]]]:
+class Stoppable:
     """A broker in a process of its own."""
-    process = subprocess.Popen([sys.executable, "-c", _BROKER], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().strip(), process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen([sys.executable, "-c", _BROKER], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def one_stoppable() -> Iterator[Stoppable]:
+    broker = Stoppable()
+    yield broker
+    broker.close()
+
+
+@pytest.fixture
+def stoppable(one_stoppable: Stoppable) -> Iterator[Stoppable]:
+    """It runs when a test begins."""
+    yield one_stoppable
+    one_stoppable.resume()
 
 
 @asynccontextmanager
@@ -76,37 +96,39 @@ async def slow_line(broker: MemoryBroker, bytes_per_s: int) -> AsyncIterator[str
         server.close()
 
 
-async def test_a_producer_leaves_a_stopped_broker_within_seconds(broker: MemoryBroker) -> None:
+async def test_a_producer_leaves_a_stopped_broker_within_seconds(
+    broker: MemoryBroker, stoppable: Stoppable
+) -> None:
     """Schedule: a producer is open; its broker is stopped; a message is sent there. The producer finds out,
     and sends the message to the other broker."""
     broker.topic(TOPIC)
-    with stoppable() as (address, process):
-        async with (
-            Client([address, broker.address], timeout=PATIENCE_S) as client,
-            client.producer(TOPIC, linger_ms=0, timeout=PATIENCE_S) as producer,
-        ):
-            process.send_signal(signal.SIGSTOP)
-            began = time.monotonic()
-            await asyncio.wait_for(producer.send(b"0"), PATIENCE_S)
-            assert time.monotonic() - began < 5.0
+    async with (
+        Client([stoppable.address, broker.address], timeout=PATIENCE_S) as client,
+        client.producer(TOPIC, linger_ms=0, timeout=PATIENCE_S) as producer,
+    ):
+        stoppable.stop()
+        began = time.monotonic()
+        await asyncio.wait_for(producer.send(b"0"), PATIENCE_S)
+        assert time.monotonic() - began < 5.0
     assert broker.topics[TOPIC].payloads() == [b"0"]
 
 
-async def test_a_question_leaves_a_stopped_broker_within_seconds(broker: MemoryBroker) -> None:
+async def test_a_question_leaves_a_stopped_broker_within_seconds(
+    broker: MemoryBroker, stoppable: Stoppable
+) -> None:
     """A broker that never answered has a little longer, for nothing is known of the way to it. The next
     question does not go there at all."""
     broker.topic(TOPIC)
-    with stoppable() as (address, process):
-        process.send_signal(signal.SIGSTOP)
-        async with Client([address, broker.address], timeout=PATIENCE_S) as client:
-            began = time.monotonic()
-            await asyncio.wait_for(client._connection.look_up(TOPIC), PATIENCE_S)
-            first = time.monotonic() - began
-            assert first < 6.0
-            client._connection._turn = 0
-            began = time.monotonic()
-            await asyncio.wait_for(client._connection.look_up(TOPIC), PATIENCE_S)
-            assert time.monotonic() - began < 1.0
+    stoppable.stop()
+    async with Client([stoppable.address, broker.address], timeout=PATIENCE_S) as client:
+        began = time.monotonic()
+        await asyncio.wait_for(client._connection.look_up(TOPIC), PATIENCE_S)
+        first = time.monotonic() - began
+        assert first < 6.0
+        client._connection._turn = 0
+        began = time.monotonic()
+        await asyncio.wait_for(client._connection.look_up(TOPIC), PATIENCE_S)
+        assert time.monotonic() - began < 1.0
 
 
 async def test_a_stream_that_waits_for_its_connection_ends_with_the_broker() -> None:
@@ -130,20 +152,21 @@ async def test_a_stream_that_waits_for_its_connection_ends_with_the_broker() -> 
         await connection.close()
 
 
-async def test_a_waiting_consumer_leaves_a_stopped_broker_within_seconds(broker: MemoryBroker) -> None:
+async def test_a_waiting_consumer_leaves_a_stopped_broker_within_seconds(
+    broker: MemoryBroker, stoppable: Stoppable
+) -> None:
     """Nothing is to be delivered when the broker is stopped, so nothing but the pings shows it."""
     broker.topic(TOPIC)
-    with stoppable() as (address, process):
-        async with (
-            Client([address, broker.address], timeout=PATIENCE_S) as client,
-            client.consumer(TOPIC, subscription="s"),
-        ):
-            watched = client._connection.liveness(address)
-            await until(lambda: watched._probe is not None, "the second connection is there")
-            process.send_signal(signal.SIGSTOP)
-            began = time.monotonic()
-            await until(lambda: bool(broker.openings), "the consumer is at the other broker")
-            assert time.monotonic() - began < 6.0
+    async with (
+        Client([stoppable.address, broker.address], timeout=PATIENCE_S) as client,
+        client.consumer(TOPIC, subscription="s"),
+    ):
+        watched = client._connection.liveness(stoppable.address)
+        await until(lambda: watched._probe is not None, "the second connection is there")
+        stoppable.stop()
+        began = time.monotonic()
+        await until(lambda: bool(broker.openings), "the consumer is at the other broker")
+        assert time.monotonic() - began < 6.0
 
 
 async def test_a_broker_that_takes_its_time_is_not_left(broker: MemoryBroker) -> None:

@@ -14,6 +14,7 @@ from sava.cluster import records as cluster_records
 from sava.cluster.records import LedgerUnknown, NotController, NothingToAbandon, Registration
 from sava.cluster.view import ClusterView
 from sava.ledger import failover as failover_module
+from sava.ledger import recoverer as recoverer_module
 from sava.ledger.failover import Failover, LossReport, UncleanRecovery
 from sava.ledger.protocol import (
     LedgerId,
@@ -127,7 +128,12 @@ class Story:
 
 
 @pytest.fixture
-async def story(tmp_path: Path) -> AsyncIterator[Story]:
+async def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Story]:
+    """All waits are a tenth of a broker's: those between two tries, and that for a holder that does
+    nothing."""
+    monkeypatch.setattr(failover_module, "PASS_S", 0.2)
+    monkeypatch.setattr(failover_module, "HELP_S", 0.5)
+    monkeypatch.setattr(recoverer_module, "RETRY_S", 0.05)
     story = Story(tmp_path)
     await story.begin()
     try:
@@ -214,9 +220,12 @@ async def closed_on(story: Story, *holders: StorageId) -> None:
     await until(lambda: 1 not in story.view.brokers)
 
 
-async def test_a_topic_of_another_holder_s_share_waits_for_that_holder(story: Story) -> None:
+async def test_a_topic_of_another_holder_s_share_waits_for_that_holder(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two holders share the topics, and the only one (id 7) is in the second share, which is the other's.
     When that broker is gone too, its share is this one's at once."""
+    monkeypatch.setattr(failover_module, "HELP_S", 5.0)
     await closed_on(story, HERE, THERE)
     await asyncio.sleep(0.1)
     assert not (await story.state()).sealed
@@ -228,12 +237,9 @@ async def test_a_topic_of_another_holder_s_share_waits_for_that_holder(story: St
     assert (await story.state()).end == 10
 
 
-async def test_a_holder_that_is_done_helps_one_that_is_not(
-    story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_holder_that_is_done_helps_one_that_is_not(story: Story) -> None:
     """The other holder is registered and does nothing: it is stopped, or does not reach the object store.
     Without help its topics would wait as long as its registration lasts, which may be for days."""
-    monkeypatch.setattr(failover_module, "HELP_S", 0.3)
     await closed_on(story, HERE, THERE)
     await story.until_removed()
     state = await story.state()

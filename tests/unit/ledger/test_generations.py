@@ -26,6 +26,7 @@ from sava.ledger.protocol import (
     Owner,
     StorageId,
 )
+from sava.ledger.protocol import owner as protocol_owner
 from sava.ledger.protocol.record import LedgerFenced
 from sava.ledger.registry import LiveBroker, PeerUnreachable
 from sava.ledger.writer import MirrorOptions
@@ -34,6 +35,9 @@ from sava.tasks import cancelled
 from sava.wal import Disk, DiskFull, File, LocalDisk
 from tests.support.waiting import FAR_S, PATIENCE_S, until
 from tests.unit.ledger.hosts import OPTIONS, Host, Hosts
+
+AVOIDED_S = 1.0
+"""A mirror that failed is chosen again after this, where brokers wait for ten seconds."""
 
 
 async def has_all(mirror: Host, owner: Host, end: int) -> None:
@@ -114,8 +118,8 @@ async def test_a_mirror_that_was_away_catches_up_from_the_log(tmp_path: Path) ->
         owner, away = hosts[0], hosts[2]
         await owner.append(0)
         away.gate.cut()
-        for offset in range(1, 200):
-            await owner.append(offset, size=2000)
+        for first in range(1, 201, 20):
+            await asyncio.gather(*(owner.append(first + each, size=2000) for each in range(20)))
         away.gate.heal()
         owned, copy = owner.mirrored.owned, away.mirrored.copies.logs.get(owner.id)
         assert owned is not None
@@ -201,8 +205,11 @@ async def test_the_record_of_a_quiet_journal_names_only_those_who_mirror_it_now(
         await owner.append(1)
 
 
-async def test_a_mirror_that_does_not_come_forward_is_left_out_and_taken_again(tmp_path: Path) -> None:
-    async with Hosts(3, tmp_path) as hosts:
+async def test_a_mirror_that_does_not_come_forward_is_left_out_and_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_owner, "AVOID_S", AVOIDED_S)
+    async with Hosts(3, tmp_path, options=MirrorOptions(mirror_timeout_s=0.5)) as hosts:
         await hosts.begin()
         owner, slow = hosts[0], hosts[2]
         slow.gate.is_silent = True
@@ -269,8 +276,9 @@ async def test_mirrors_that_have_joined_since_they_were_last_counted_are_enough(
 
 
 async def test_the_record_says_degraded_before_a_message_has_fewer_copies(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(protocol_owner, "AVOID_S", AVOIDED_S)
     caplog.set_level(logging.INFO)
     options = MirrorOptions(mirror_timeout_s=0.5, may_degrade=True)
     async with Hosts(2, tmp_path, options=options) as hosts:

@@ -338,24 +338,23 @@ def _schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 SCHEMAS = st.recursive(LEAVES, _schemas, max_leaves=5)
 
 
-@given(reader=SCHEMAS, writer=SCHEMAS, values=st.lists(VALUES, min_size=1, max_size=10))
-@settings(max_examples=400, deadline=None)
+@given(schemas=st.lists(SCHEMAS, min_size=1, max_size=6), values=st.lists(VALUES, min_size=1, max_size=10))
+@settings(max_examples=150)
 def test_no_value_of_the_writer_is_refused_by_a_reader_that_fits(
-    reader: Any, writer: Any, values: list[Any]
+    schemas: list[Any], values: list[Any]
 ) -> None:
-    """The objects here say what happens to undeclared properties, so there is nothing to be lenient about."""
-    read, written = Document(reader), Document(writer)
-    if find_problems(read, written):
-        return
-    for value in values:
-        if _accepts(written, value):
-            assert _accepts(read, value), json.dumps(value)
+    """The objects here say what happens to undeclared properties, so there is nothing to be lenient about.
 
-
-@given(schema=SCHEMAS)
-@settings(max_examples=200, deadline=None)
-def test_every_schema_contains_itself(schema: Any) -> None:
-    assert problems(schema, json.loads(json.dumps(schema))) == []
+    A schema takes longer to make up and to read than to compare, so each is compared with several."""
+    documents = [Document(schema) for schema in schemas]
+    for schema, writer in zip(schemas, documents, strict=True):
+        same = Document(json.loads(json.dumps(schema)))
+        assert not find_problems(same, writer), "every schema contains itself"
+        accepted = [value for value in values if _accepts(writer, value)]
+        for reader in documents:
+            if reader is not writer and not find_problems(reader, writer):
+                for value in accepted:
+                    assert _accepts(reader, value), json.dumps(value)
 
 
 def _accepts(document: Document, value: Any) -> bool:
