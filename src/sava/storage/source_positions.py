@@ -135,7 +135,7 @@ class SourceAppend(NamedTuple):
     batch: RecordBatch | None
     """Of the source, with the sequences before ``end``; None: there is nothing to append."""
     before: Marks
-    """Of the origins of all messages of the stretch, as they were when it was decided what is left out."""
+    """Of the origins of all messages of the range, as they were when it was decided what is left out."""
     after: Marks
     """The same with this link, as far as anything was seen."""
     late: Mapping[Origin, Range] = MappingProxyType({})
@@ -413,7 +413,7 @@ def with_later_positions(
 def learned(known: Mapping[Origin, Mark], batches: Sequence[RecordBatch]) -> dict[Origin, Mark]:
     """What these frames of sources add to what is known. Pure.
 
-    A frame does not say where its stretch began: what a direct path has passed before the first message here
+    A frame does not say where its range began: what a direct path has passed before the first message here
     follows from positions (``SourcePositions.keep``)."""
     marks: dict[Origin, Mark] = {}
     firsts: dict[Origin, int] = {}
