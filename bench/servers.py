@@ -52,7 +52,7 @@ async def nats_server(folder: Path) -> AsyncIterator[Server]:
     note = ""
     if not syncs:
         _nats_config(config, folder, port, "")
-        note = "this version of NATS acknowledges before it syncs, which it does every 2 minutes"
+        note = "this version of NATS acknowledges before it syncs"
     async with _running(["nats-server", "-c", str(config)], folder / "nats.log", port) as child:
         yield Server(f"127.0.0.1:{port}", child, note)
 

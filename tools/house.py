@@ -155,7 +155,7 @@ def _walk(tree: ast.Module, place: str, house: House) -> None:
         house.methods[node.name] = {item.name for item in methods}
         bases = {_name(base) for base in node.bases}
         house.bases.update(bases)
-        if "Protocol" in bases:
+        if any(_is_interface(base) for base in node.bases):
             house.protocols[node.name] = place
         for method in methods:
             if _passes_on(method):
@@ -172,6 +172,11 @@ def _name(base: ast.expr) -> str:
         case ast.Subscript(value):
             return _name(value)
     return ""
+
+
+def _is_interface(base: ast.expr) -> bool:
+    """``typing.Protocol``; ``asyncio.Protocol`` is a base class with code."""
+    return isinstance(base, ast.Name) and base.id == "Protocol"
 
 
 def _passes_on(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

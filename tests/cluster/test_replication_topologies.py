@@ -241,7 +241,7 @@ def test_a_message_that_may_not_go_through_a_relay_comes_on_the_direct_way(world
 
 
 class Troubled(ClientStream):
-    """What becomes of the stretches on their way to the target: some are lost, alone; some come twice, or
+    """What becomes of the ranges on their way to the target: some are lost, alone; some come twice, or
     change places. The stream lives on, and those behind them arrive."""
 
     troubles: ClassVar[dict[str, int]] = {}
@@ -254,8 +254,8 @@ class Troubled(ClientStream):
         self._held: Any = None
 
     async def write(self, request: Any) -> None:
-        is_stretch = isinstance(request, replica_pb2.AppendRequest) and request.HasField("range")
-        trouble = self._trouble() if is_stretch else ""
+        is_range = isinstance(request, replica_pb2.AppendRequest) and request.HasField("range")
+        trouble = self._trouble() if is_range else ""
         if trouble == "swapped" and self._held is None:
             self._held = request
             return

@@ -113,7 +113,7 @@ def test_history_and_tail_are_copied_as_they_are(sites: dict[str, Standing]) -> 
 
 
 def test_small_rounds_come_to_the_same_end(sites: dict[str, Standing]) -> None:
-    """Each round sends one stretch; from the owner first, and what is left from wherever it is by then."""
+    """Each round sends one range; from the owner first, and what is left from wherever it is by then."""
     eu, us, topic = sites["eu"], sites["us"], "/default/rounds"
     copier = Copier(eu, us, topic)
     for part in range(40):
@@ -143,7 +143,7 @@ def test_what_is_not_to_be_copied_leaves_holes(sites: dict[str, Standing]) -> No
         assert copier.round().position == 600
 
 
-def test_a_stretch_of_nothing_but_holes_moves_the_chain(sites: dict[str, Standing]) -> None:
+def test_a_range_of_nothing_but_holes_moves_the_position(sites: dict[str, Standing]) -> None:
     eu, us, topic = sites["eu"], sites["us"], "/default/nothing"
     copier = Copier(eu, us, topic)
     eu.publish(topic, numbered("m", 0, 500, **{REPLICATE: "none"}))
@@ -155,7 +155,7 @@ def test_a_stretch_of_nothing_but_holes_moves_the_chain(sites: dict[str, Standin
 
 
 def test_large_messages(sites: dict[str, Standing]) -> None:
-    """Up to what the target takes; the first beyond that stops the chain there."""
+    """Up to what the target takes; the first beyond that stops the copy there."""
     eu, us, asia, topic = sites["eu"], sites["us"], sites["asia"], "/default/large"
     sizes = [10, 7 << 20, 100, 8 << 20, 3, 20 << 20, 5]
     copier = Copier(eu, us, topic)
@@ -180,7 +180,7 @@ def test_many_topics_are_copied_together_as_they_are(sites: dict[str, Standing])
     for topic in topics:
         eu.publish(topic, [*numbered("old", 0, 20), Message(b"{}", None, {}, 1, *typed)])
     several.finish()
-    assert several.together == 0, "chains are begun one by one"
+    assert several.together == 0, "copies are begun one by one"
     for turn in range(3):
         for topic in topics:
             eu.publish(topic, numbered("new", turn * 10, turn * 10 + 10))
@@ -327,7 +327,7 @@ def test_a_schema_that_the_target_does_not_take(sites: dict[str, Standing]) -> N
 
 
 def test_a_message_that_the_target_refuses_among_many_loses_nothing(sites: dict[str, Standing]) -> None:
-    """Stretches are on their way when one of them is refused. Those behind it are not taken, the position is
+    """Ranges are on their way when one of them is refused. Those behind it are not taken, the position is
     before it, and when the target takes it after all, everything is there once."""
     eu, us, topic, subject = sites["eu"], sites["us"], "/default/refused", "strict"
     schema_id, version = eu.register(subject, "json_schema", OBJECT)

@@ -18,7 +18,7 @@ from sava.proto import replica_pb2 as pb
 from sava.records import Message, RecordBatch
 from sava.storage.source_positions import origin_topic
 from tests.support.brokers import Standalone
-from tests.support.copying import ChainStream, Origins, Sender, replica, request_of, source_of
+from tests.support.copying import Origins, ReplicaStream, Sender, replica, request_of, source_of
 from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"
@@ -129,17 +129,17 @@ async def test_schemas_are_found_or_registered_and_the_topic_follows(stub: Any) 
     assert (await describe(stub, "/default/typed"))[0].schema_subject == "typed-value"
 
 
-# -- chains ----------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 async def test_a_source_is_copied_and_read_with_its_origin(stub: Any, broker: Standalone) -> None:
     topic, eu = "/default/copied", Origins("eu").publish(300, skip=range(0, 300, 9))
     shape = await ensure(stub, topic)
-    stream = ChainStream(stub, topic, eu.source)
+    stream = ReplicaStream(stub, topic, eu.source)
     opened = await stream.open()
     assert (opened.is_known, opened.position, opened.topic_id) == (False, 0, shape.topic_ids[0])
     for start in range(0, 300, 50):  # all of them before the first receipt is read
-        await stream.send(eu.stretch(start, start + 50, begin=not start))
+        await stream.send(eu.source_range(start, start + 50, begin=not start))
     receipts = [await stream.receive() for _ in range(6)]
     assert [receipt.position for receipt in receipts] == list(range(50, 301, 50))
     assert await stream.close() is grpc.StatusCode.OK
@@ -149,11 +149,11 @@ async def test_a_source_is_copied_and_read_with_its_origin(stub: Any, broker: St
 async def test_a_refusal_is_told_in_the_stream_with_the_position(stub: Any) -> None:
     topic, eu = "/default/refused", Origins("eu").publish(100)
     await ensure(stub, topic)
-    stream = ChainStream(stub, topic, eu.source)
+    stream = ReplicaStream(stub, topic, eu.source)
     await stream.open()
-    await stream.send(eu.stretch(0, 10, begin=True))
-    await stream.send(eu.stretch(20, 30))
-    await stream.send(eu.stretch(10, 20))  # behind a refused one nothing is taken, whatever it is
+    await stream.send(eu.source_range(0, 10, begin=True))
+    await stream.send(eu.source_range(20, 30))
+    await stream.send(eu.source_range(10, 20))  # behind a refused one nothing is taken, whatever it is
     assert (await stream.receive()).position == 10
     ended = await stream.receive()
     assert isinstance(ended, pb.SourceEnded)
@@ -164,35 +164,33 @@ async def test_a_refusal_is_told_in_the_stream_with_the_position(stub: Any) -> N
         False,
     )
     assert await stream.close() is grpc.StatusCode.FAILED_PRECONDITION
-    again = ChainStream(stub, topic, eu.source)
+    again = ReplicaStream(stub, topic, eu.source)
     assert (await again.open()).position == 10
     again.cancel()
 
 
 @pytest.mark.parametrize("what", ["no path", "no origin", "garbage", "offsets"])
-async def test_what_cannot_be_copied_is_refused_and_leaves_the_chain_where_it_is(
-    stub: Any, what: str
-) -> None:
+async def test_what_cannot_be_copied_is_refused_and_leaves_the_position(stub: Any, what: str) -> None:
     topic, eu = "/default/garbage", Origins("eu").publish(10)
     await ensure(stub, topic)
-    stream = ChainStream(stub, topic, eu.source)
+    stream = ReplicaStream(stub, topic, eu.source)
     before = await stream.open()
-    stretch = eu.stretch(0, 10, begin=True)
-    messages = list(stretch.batches[0].messages())
+    source_range = eu.source_range(0, 10, begin=True)
+    messages = list(source_range.batches[0].messages())
     match what:
         case "no path":
             bad = [Message(each.payload, publish_time=1, origin=each.origin) for each in messages]
-            stretch = stretch._replace(batches=[RecordBatch.from_messages(bad)])
+            source_range = source_range._replace(batches=[RecordBatch.from_messages(bad)])
         case "no origin":
             bad = [Message(each.payload, attributes=each.attributes, publish_time=1) for each in messages]
-            stretch = stretch._replace(batches=[RecordBatch.from_messages(bad)])
+            source_range = source_range._replace(batches=[RecordBatch.from_messages(bad)])
         case "offsets":
-            stretch = stretch._replace(offsets=[0, 1 << 40], end=1 << 41)
+            source_range = source_range._replace(offsets=[0, 1 << 40], end=1 << 41)
     if what == "garbage":
         request = pb.AppendRequest(range=pb.SourceRange(start=0, end=10, begin=True, batches=b"x" * 200))
         await stream._call.write(request)
     else:
-        await stream.send(stretch)
+        await stream.send(source_range)
     ended = await stream.receive()
     assert isinstance(ended, pb.SourceEnded)
     assert ended.code in ("message_invalid", "batch_corrupt")
@@ -202,7 +200,7 @@ async def test_what_cannot_be_copied_is_refused_and_leaves_the_chain_where_it_is
 
 async def test_a_cluster_of_the_same_name_is_refused(stub: Any) -> None:
     await ensure(stub, TOPIC)
-    stream = ChainStream(stub, TOPIC, Origins("us").source)
+    stream = ReplicaStream(stub, TOPIC, Origins("us").source)
     with pytest.raises(aio.AioRpcError, match="give one of them another cluster_name"):
         await stream.open()
 
@@ -236,38 +234,38 @@ async def test_two_senders_at_once_and_a_killed_broker(tmp_path: Path) -> None:
 
 
 def one_of_several(topic: str, topic_id: int, eu: Origins, start: int, end: int) -> pb.EachAppend:
-    stretch = request_of(eu.stretch(start, end, begin=not start)).range
-    chain = pb.OpenSource(topic=topic, source=source_of(eu.source))
-    return pb.EachAppend(open=chain, topic_id=topic_id, range=stretch)
+    source_range = request_of(eu.source_range(start, end, begin=not start)).range
+    stream = pb.OpenSource(topic=topic, source=source_of(eu.source))
+    return pb.EachAppend(open=stream, topic_id=topic_id, range=source_range)
 
 
-async def append_each(stub: Any, stretches: list[pb.EachAppend]) -> list[tuple[str, int]]:
+async def append_each(stub: Any, ranges: list[pb.EachAppend]) -> list[tuple[str, int]]:
     """Of each the code, and the position of its receipt."""
     answers: dict[int, tuple[str, int]] = {}
-    async for response in stub.AppendEach(pb.AppendEachRequest(appends=stretches), timeout=PATIENCE_S):
+    async for response in stub.AppendEach(pb.AppendEachRequest(appends=ranges), timeout=PATIENCE_S):
         answers |= {each.number: (each.code, each.receipt.position) for each in response.answers}
-    return [answers[number] for number in range(len(stretches))]
+    return [answers[number] for number in range(len(ranges))]
 
 
-async def test_a_stretch_each_into_chains_of_several_topics(stub: Any, broker: Standalone) -> None:
+async def test_a_range_each_into_several_topics(stub: Any, broker: Standalone) -> None:
     """Each is taken or refused as if it had come alone, and by itself."""
     topics = [f"/default/several-{number}" for number in range(6)]
     sources = [Origins("eu", 20 + number).publish(30) for number in range(6)]
     ids = [(await ensure(stub, topic)).topic_ids[0] for topic in topics]
     for topic, eu in zip(topics, sources, strict=True):
-        stream = ChainStream(stub, topic, eu.source)
+        stream = ReplicaStream(stub, topic, eu.source)
         await stream.open()  # waits until somebody has the topic, which such a call does not
         stream.cancel()
 
-    def stretches(start: int, end: int) -> list[pb.EachAppend]:
+    def ranges(start: int, end: int) -> list[pb.EachAppend]:
         return [
             one_of_several(topic, topic_id, eu, start, end)
             for topic, topic_id, eu in zip(topics, ids, sources, strict=True)
         ]
 
-    assert await append_each(stub, stretches(0, 10)) == [("", 10)] * 6
-    assert await append_each(stub, stretches(0, 10)) == [("source_position_mismatch", 0)] * 6, "repeated"
-    bad = stretches(10, 20)
+    assert await append_each(stub, ranges(0, 10)) == [("", 10)] * 6
+    assert await append_each(stub, ranges(0, 10)) == [("source_position_mismatch", 0)] * 6, "repeated"
+    bad = ranges(10, 20)
     bad[1].topic_id += 1000
     bad[2].open.topic = "/default/several-none"
     bad[3].range.batches = b"x" * 200
@@ -275,12 +273,12 @@ async def test_a_stretch_each_into_chains_of_several_topics(stub: Any, broker: S
     told = await append_each(stub, bad)
     wrong = [(code, 0) for code in ("topic_mismatch", "topic_unknown", "batch_corrupt", "message_invalid")]
     assert told == [("", 20), *wrong, ("", 20)]
-    again = stretches(10, 20)[1:5]
+    again = ranges(10, 20)[1:5]
     assert await append_each(stub, again) == [("", 20)] * 4
     for topic, eu in zip(topics, sources, strict=True):
         assert await payloads(broker, topic, 20) == eu.payloads[:20]
     with pytest.raises(aio.AioRpcError, match="257 topics; one call takes 256"):
-        await append_each(stub, stretches(20, 30)[:1] * 257)
+        await append_each(stub, ranges(20, 30)[:1] * 257)
 
 
 async def read_each(stub: Any, tails: list[pb.Tail], max_bytes: int = 1 << 20) -> dict[int, list[int]]:

@@ -155,7 +155,7 @@ class Copy:
     # -- reading -----------------------------------------------------------------------------
 
     def intact(self, start: int, end: int | None = None) -> list[Range]:
-        """Stretches of records that verify, from ``start`` on."""
+        """Ranges of records that verify, from ``start`` on."""
         if self._file is None:
             return []
         size = self._file.size() if end is None else end - self.base

@@ -139,7 +139,7 @@ OUTCOME_MUTANTS: tuple[Mutant, ...] = (
     ),
     _Silent(
         "u18",
-        "a chain waits for a silent target",
+        "an append stream waits for a silent target",
         "sava/pipeline/replicate/target.py",
         "owes=lambda: self._is_opening or bool(self._unanswered)",
         "owes=lambda: False",

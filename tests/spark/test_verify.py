@@ -30,7 +30,7 @@ from sava.records import Message, Origin, RecordBatch
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 from sava.topics.source_copier import Source, SourceRange
 from tests.support.brokers import Standalone
-from tests.support.copying import ChainStream, replica
+from tests.support.copying import ReplicaStream, replica
 from tests.support.long import only_long
 from tests.support.replication import RunningLink
 from tests.support.replication import Side as Cluster
@@ -106,11 +106,11 @@ class Pair:
         marks = {PATH: EAST, ORIGIN_TOPIC: origin_topic(source.cluster_id, source.topic_id)}
         return Message(payload, "k", marks, TIME, origin=Origin(EAST, offset))
 
-    async def _append(self, stretch: SourceRange) -> None:
+    async def _append(self, source_range: SourceRange) -> None:
         async with replica(f"127.0.0.1:{self.west.port}") as stub:
-            stream = ChainStream(stub, self.topic, self.source)
+            stream = ReplicaStream(stub, self.topic, self.source)
             await stream.open()
-            await stream.send(stretch)
+            await stream.send(source_range)
             await stream.receive()
             await stream.close()
 

@@ -266,7 +266,7 @@ class Origins:
                 self.held.append(each._replace(path=(*each.path, self.source.cluster)))
         return self
 
-    def stretch(
+    def source_range(
         self, start: int, end: int, *, begin: bool = False, batches: int = 1, size: int = 0
     ) -> SourceRange:
         """As whoever copies would send it; payloads are longer by ``size``."""
@@ -306,15 +306,15 @@ def source_of(source: Source) -> pb.Source:
     )
 
 
-def request_of(stretch: SourceRange) -> pb.AppendRequest:
-    batches = b"".join(batch.to_bytes() for batch in stretch.batches)
+def request_of(source_range: SourceRange) -> pb.AppendRequest:
+    batches = b"".join(batch.to_bytes() for batch in source_range.batches)
     return pb.AppendRequest(
         range=pb.SourceRange(
-            start=stretch.start,
-            end=stretch.end,
-            begin=stretch.begin,
+            start=source_range.start,
+            end=source_range.end,
+            begin=source_range.begin,
             batches=batches,
-            offsets=stretch.offsets,
+            offsets=source_range.offsets,
         )
     )
 
@@ -325,7 +325,7 @@ async def replica(address: str) -> AsyncIterator[Any]:
         yield rpc.ReplicaStub(channel)
 
 
-class ChainStream:
+class ReplicaStream:
     """One Append stream."""
 
     def __init__(self, stub: Any, topic: str, source: Source, *, timeout: float = PATIENCE_S) -> None:
@@ -339,8 +339,8 @@ class ChainStream:
             raise await self.error()
         return response.opened
 
-    async def send(self, stretch: SourceRange) -> None:
-        await self._call.write(request_of(stretch))
+    async def send(self, source_range: SourceRange) -> None:
+        await self._call.write(request_of(source_range))
 
     async def receive(self) -> pb.SourceReceipt | pb.SourceEnded:
         response: pb.AppendResponse = await self._call.read()
@@ -363,7 +363,7 @@ class ChainStream:
 
 
 class Sender:
-    """Copies a source into a topic to its end, several stretches under way, through whichever broker it
+    """Copies a source into a topic to its end, several ranges under way, through whichever broker it
     finds, and starts again from what it is told whenever something fails."""
 
     def __init__(
@@ -389,7 +389,7 @@ class Sender:
         self.sent = self.refused = self.failed = 0
 
     async def beyond(self, position: int) -> None:
-        """Until it was told that the chain is there."""
+        """Until the target has reported that position."""
         while self.position < position:
             self._moved.clear()
             await self._moved.wait()
@@ -411,7 +411,7 @@ class Sender:
 
     async def _copy(self, stub: Any) -> None:
         while True:
-            stream = ChainStream(stub, self._topic, self._origins.source)
+            stream = ReplicaStream(stub, self._topic, self._origins.source)
             try:
                 opened = await stream.open()
                 assert opened.kept_position <= opened.position
@@ -422,14 +422,14 @@ class Sender:
             finally:
                 stream.cancel()
 
-    async def _stream(self, stream: ChainStream, opened: pb.SourceOpened) -> bool:
+    async def _stream(self, stream: ReplicaStream, opened: pb.SourceOpened) -> bool:
         """Whether the end was reached."""
         position, under_way, is_known = opened.position, 0, opened.is_known
         while True:
             is_complete, total = self._is_complete(), len(self._origins.held)
             while position < total and under_way < 4:
                 end = min(total, position + self._rng.randrange(1, self._longest))
-                await stream.send(self._origins.stretch(position, end, begin=not is_known))
+                await stream.send(self._origins.source_range(position, end, begin=not is_known))
                 position, is_known, under_way = end, True, under_way + 1
                 self.sent += 1
             if not under_way:

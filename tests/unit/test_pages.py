@@ -83,7 +83,6 @@ ELSEWHERE: Final = {
         ".venv/bin/python -m bench --quick": "takes minutes",
         ".venv/bin/python -m bench --only puts": "takes minutes",
         ".venv/bin/python -m bench --only puts --write": "takes minutes; tests/unit/test_bench_page.py",
-        ".venv/bin/python -m bench.broker --quick": "takes minutes",
         ".venv/bin/python -m bench.failover --rounds 20 --fault stop,cut --resume rounds.jsonl": (
             "takes minutes; tests/cluster/test_bench_failover.py"
         ),

@@ -166,15 +166,15 @@ class ReplicaService(rpc.ReplicaServicer):
 
     # grpc.aio also takes coroutines that read and write through the context; the stubs know generators only.
     async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]
-        await AppendStream(await self._chain(await opening(context)), context).run()
+        await AppendStream(await self._copier(await opening(context)), context).run()
 
     async def AppendEach(self, request: pb.AppendEachRequest, context: Any) -> None:  # type: ignore[override]
-        await append_each(request, lambda each: self._chain(each.open, each.topic_id), context)
+        await append_each(request, lambda each: self._copier(each.open, each.topic_id), context)
 
     async def ReadEach(self, request: pb.ReadEachRequest, context: Any) -> None:  # type: ignore[override]
         await read_each(self._topics, request, context)
 
-    async def _chain(self, opening: pb.OpenSource, topic_id: int | None = None) -> SourceCopier:
+    async def _copier(self, opening: pb.OpenSource, topic_id: int | None = None) -> SourceCopier:
         """``topic_id``: that the topic must have."""
         source = self._source(opening.source)
         topic = await self._topics.get(TopicName.parse(opening.topic))
@@ -264,8 +264,8 @@ MAY_PASS: Final = (RetryableError, OutcomeUnknown)
 class AppendStream:
     """Owned by the event loop."""
 
-    def __init__(self, chain: SourceCopier, context: Any) -> None:
-        self._chain = chain
+    def __init__(self, copier: SourceCopier, context: Any) -> None:
+        self._copier = copier
         self._context = context
         self._unanswered: deque[asyncio.Future[Copied]] = deque()
         self._changed = asyncio.Event()
@@ -278,13 +278,13 @@ class AppendStream:
     async def run(self) -> None:
         """Until the client is done. Raises the error that the stream ends with; everything before it has its
         receipt."""
-        progress = await self._chain.progress()
+        progress = await self._copier.progress()
         opened = pb.SourceOpened(
             is_known=progress.is_known,
             position=progress.position,
             kept_position=progress.kept,
-            topic_id=self._chain.topic_id,
-            max_message_size=self._chain.max_message_size,
+            topic_id=self._copier.topic_id,
+            max_message_size=self._copier.max_message_size,
         )
         await self._context.write(pb.AppendResponse(opened=opened))
         reading = asyncio.ensure_future(self._read())
@@ -302,7 +302,7 @@ class AppendStream:
                 if self._refusal is not None:
                     continue
                 try:
-                    outcome = await self._chain.begin(_requested(request))
+                    outcome = await self._copier.begin(_requested(request))
                 except SavaError as error:
                     self._refusal = error
                     self._changed.set()
@@ -338,7 +338,7 @@ class AppendStream:
 
     async def _end(self, failure: SavaError, reading: asyncio.Future[None]) -> None:
         """Tell the client, and wait until it has heard it."""
-        progress = await self._chain.progress()
+        progress = await self._copier.progress()
         ended = pb.SourceEnded(
             code=error_mapping.code_of(failure),
             reason=str(failure),
@@ -432,8 +432,8 @@ async def _answer(
     number: int, each: pb.EachAppend, open_source: Callable[[pb.EachAppend], Awaitable[SourceCopier]]
 ) -> pb.EachAnswer:
     try:
-        chain = await open_source(each)
-        copied = await (await chain.begin(range_of(each.range)))
+        copier = await open_source(each)
+        copied = await (await copier.begin(range_of(each.range)))
     except SavaError as error:
         return pb.EachAnswer(number=number, code=error_mapping.code_of(error))
     return pb.EachAnswer(number=number, receipt=receipt_of(copied))

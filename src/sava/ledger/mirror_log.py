@@ -405,7 +405,7 @@ class WalRangeReader:
         return self._raw(start, at)
 
     def intact(self, start: int, end: int) -> list[Range]:
-        """The stretches of ``start .. end`` whose records verify."""
+        """The ranges within ``start .. end`` whose records verify."""
         found: list[Range] = []
         at = start
         while at < end:

@@ -318,7 +318,8 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
 
 class Inbound(Protocol):
-    """What a transport needs from the node it serves. All of it is called on the node's event loop."""
+    """What a transport needs from the node it serves. All of it is called on the node's event loop. A
+    Protocol, as the node stands above transports."""
 
     def info(self) -> NodeInfo: ...
 
@@ -339,6 +340,8 @@ class Inbound(Protocol):
 
 
 class Transport(Protocol):
+    """Carries envelopes between nodes. A Protocol, as the simulator has one in memory, in virtual time."""
+
     def attach(self, inbound: Inbound) -> None:
         """Called once, before anything is sent or received."""
         ...

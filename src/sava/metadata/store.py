@@ -93,6 +93,8 @@ class LocalView(Protocol):
 
 
 class MetadataStore(Protocol):
+    """The metadata of the cluster. A Protocol, as unit tests and simulators use a store without Raft."""
+
     @property
     def local(self) -> LocalView: ...
 

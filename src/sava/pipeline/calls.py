@@ -182,7 +182,7 @@ MAX_EACH: Final = 256
 FIND_S: Final = 2.0
 """To find out who has which."""
 PART_BYTES: Final = 4 << 20
-"""That one call sends; a larger stretch goes alone."""
+"""That one call sends; a larger range goes alone."""
 
 
 def parts_of(names: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -245,11 +245,11 @@ def _batches(name: str, encoded: Sequence[bytes]) -> list[RecordBatch]:
 
 
 async def append_each(
-    calls: ClusterCalls, stretches: Sequence[pb.EachAppend], until: float
+    calls: ClusterCalls, appends: Sequence[pb.EachAppend], until: float
 ) -> dict[str, pb.SourceReceipt | None]:
     """By topic, the receipts of those that are durable; None: it was not taken, or that is not known. Those
     that were sent and not answered by then (on the clock of the event loop) are missing."""
-    by_topic = {each.open.topic: each for each in stretches}
+    by_topic = {each.open.topic: each for each in appends}
     groups = await calls.by_owner(by_topic, timeout=min(FIND_S, until - asyncio.get_running_loop().time()))
     answers: dict[str, pb.SourceReceipt | None] = dict.fromkeys(by_topic)
     await asyncio.gather(
@@ -262,10 +262,10 @@ async def append_each(
     return answers
 
 
-def _portions(stretches: Sequence[pb.EachAppend]) -> Iterator[list[pb.EachAppend]]:
+def _portions(appends: Sequence[pb.EachAppend]) -> Iterator[list[pb.EachAppend]]:
     portion: list[pb.EachAppend] = []
     size = 0
-    for each in stretches:
+    for each in appends:
         length = len(each.range.batches)
         if portion and (size + length > PART_BYTES or len(portion) == MAX_EACH):
             yield portion
@@ -279,14 +279,14 @@ def _portions(stretches: Sequence[pb.EachAppend]) -> Iterator[list[pb.EachAppend
 async def _append_to(
     calls: ClusterCalls,
     target: str,
-    stretches: Sequence[pb.EachAppend],
+    appends: Sequence[pb.EachAppend],
     until: float,
     answers: dict[str, pb.SourceReceipt | None],
 ) -> None:
     loop = asyncio.get_running_loop()
-    names = [each.open.topic for each in stretches]
+    names = [each.open.topic for each in appends]
     unanswered = set(names)
-    request = pb.AppendEachRequest(appends=stretches)
+    request = pb.AppendEachRequest(appends=appends)
     left = until - loop.time()
     with _told_of(calls, target, unanswered):
         async with aclosing(_responses(calls, target, "AppendEach", request, left)) as responses:

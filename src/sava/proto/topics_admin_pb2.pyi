@@ -830,7 +830,7 @@ class SubscriptionDescription(_message.Message):
     def failure_policy(self) -> Global___FailurePolicy: ...
     @_builtins.property
     def blocked_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Start and end of each stretch of messages that it is blocked by. Empty over several partitions, as the cursor is."""
+        """Start and end of each range of messages that it is blocked by. Empty over several partitions, as the cursor is."""
 
     def __init__(
         self,

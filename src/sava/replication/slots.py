@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from sava.errors import SavaError
 from sava.metadata.store import MetadataStore
@@ -35,14 +35,9 @@ PASS_S: Final = 5.0
 """For the differences of one pass; a policy that is set waits for it."""
 
 
-class SlotOwners(Protocol):
-    """The owners of topics."""
-
-    async def pin(self, topic: TopicName, cursor: str, start: Position) -> None: ...
-
-    async def rewind(self, topic: TopicName, cursor: str, start: Position) -> None: ...
-
-    async def unpin(self, topic: TopicName, cursor: str) -> None: ...
+SetSlot = Callable[[TopicName, str, Position], Awaitable[None]]
+"""Asks the owner of a topic to make a slot at a position, or to move it back to one."""
+DropSlot = Callable[[TopicName, str], Awaitable[None]]
 
 
 class ReplicationSlot(NamedTuple):
@@ -59,9 +54,11 @@ class ReplicationSlot(NamedTuple):
 class ReplicationSlots:
     """Owned by the event loop."""
 
-    def __init__(self, store: MetadataStore, pins: SlotOwners) -> None:
+    def __init__(self, store: MetadataStore, *, pin: SetSlot, rewind: SetSlot, unpin: DropSlot) -> None:
         self._store = store
-        self._pins = pins
+        self._pin = pin
+        self._rewind = rewind
+        self._unpin = unpin
         self._failing: dict[ReplicationSlot, str] = {}
 
     def exists(self, cursor: ReplicationSlot) -> bool:
@@ -73,7 +70,7 @@ class ReplicationSlots:
         missing = [(cursor, start) for cursor, start in wanted if not self.exists(cursor)]
 
         async def pin(cursor: ReplicationSlot, start: Position) -> None:
-            await self._pins.pin(cursor.topic, cursor.name, start)
+            await self._pin(cursor.topic, cursor.name, start)
             log.info("replication: keeps topic=%s for remote=%s from=%s", cursor.topic, cursor.remote, start)
 
         return await self._each([(cursor, partial(pin, cursor, start)) for cursor, start in missing])
@@ -81,9 +78,8 @@ class ReplicationSlots:
     async def rewind(self, wanted: Iterable[tuple[ReplicationSlot, Position]]) -> bool:
         """What is behind these positions is to be copied again; whether all are where they should be. None is
         moved forward, so it can be done again and again."""
-        rewind = self._pins.rewind
         return await self._each(
-            [(cursor, partial(rewind, cursor.topic, cursor.name, start)) for cursor, start in wanted]
+            [(cursor, partial(self._rewind, cursor.topic, cursor.name, start)) for cursor, start in wanted]
         )
 
     async def remove(self, unwanted: Iterable[ReplicationSlot]) -> bool:
@@ -91,7 +87,7 @@ class ReplicationSlots:
         there = [cursor for cursor in unwanted if self.exists(cursor)]
 
         async def unpin(cursor: ReplicationSlot) -> None:
-            await self._pins.unpin(cursor.topic, cursor.name)
+            await self._unpin(cursor.topic, cursor.name)
             log.info("replication: keeps topic=%s for remote=%s no more", cursor.topic, cursor.remote)
 
         return await self._each([(cursor, partial(unpin, cursor)) for cursor in there])

@@ -42,7 +42,8 @@ def open_replication(
         return ClusterIdentity(config.cluster_name, node.status.cluster)
 
     view = topics.view
-    cursors = ReplicationSlots(store, OwnersPins(topics))
+    pins = OwnersPins(topics)
+    cursors = ReplicationSlots(store, pin=pins.pin, rewind=pins.rewind, unpin=pins.unpin)
     links = Links(view, store, pipelines, leadership, extents, cursors)
     reports = Reports(store)
     statuses = Statuses(links, reports, pipelines, extents)
@@ -62,7 +63,7 @@ def open_replication(
 
 
 class OwnersPins:
-    """``Pins``: each by the owner of its topic."""
+    """Replication slots of topics, by calls to the topics' owners."""
 
     def __init__(self, topics: Partitions) -> None:
         self._topics = topics

@@ -559,7 +559,7 @@ class StoppedJournal:
 
     def read(self, topic_id: int, start: int | None, end: int | None = None) -> Iterator[RecordBatch]:
         """Batches that cover exactly ``start .. end``: by default from the first that is held, and to the end
-        of the stretch without a gap. Raises NotInJournal."""
+        of the range without a gap. Raises NotInJournal."""
         index = self._found.holdings.index(topic_id)
         position = index.start if start is None else start
         stop = next((stop for first, stop in index.ranges if first <= position < stop), None)
@@ -570,9 +570,9 @@ class StoppedJournal:
                 f"{self._disk.path}: offsets {wanted} of topic id {topic_id} were asked for, "
                 f"and it holds {held}; `sava storage inspect --journal` lists what there is"
             )
-        return self._stretch(index, position, stop if end is None else end)
+        return self._batches(index, position, stop if end is None else end)
 
-    def _stretch(self, index: JournalIndex, position: int, end: int) -> Iterator[RecordBatch]:
+    def _batches(self, index: JournalIndex, position: int, end: int) -> Iterator[RecordBatch]:
         assert self.identity is not None
         reader = WalReader(self._disk, storage_id=self.identity.storage_id)
         try:

@@ -121,7 +121,7 @@ class JournalIndex:
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The offsets held, gapless stretches from first to end."""
+        """The offsets held, gapless ranges from first to end."""
         merged: list[tuple[int, int]] = []
         for run in self._runs:
             if merged and merged[-1][1] == run.bases[0]:

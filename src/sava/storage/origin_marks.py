@@ -8,7 +8,7 @@ what has come says nothing of what is before it; what was really seen does, as r
     eu ─▶ us           brings 95, late: in no range, so new   seen  90..121
 
 **Holes close as the direct path passes.** A link that copies from the origin itself sees all that is there,
-so a stretch of it stands for all its offsets, with or without a message. With that path alone there is one
+so a range of it stands for all its offsets, with or without a message. With that path alone there is one
 range.
 
 **Bounded.** Other paths leave holes that no path closes (the origin's offsets between its own messages are

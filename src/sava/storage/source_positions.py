@@ -95,11 +95,15 @@ class SourcePositionMismatch(CallerError):
     """The append does not begin at the source's position: it repeats, overlaps, leaves something out, or
     begins a source that has begun. ``position`` is where the source continues (with what is in flight)."""
 
-    def __init__(self, link: SourceAppend, is_known: bool, position: int) -> None:
+    def __init__(self, append: SourceAppend, is_known: bool, position: int) -> None:
         where = f"continues at {position}" if is_known else "has not begun"
-        what = f"its beginning, {link.start}..{link.end}," if link.begin else f"{link.start}..{link.end}"
-        super().__init__(f"source {link.source_key}: {what} does not follow: the source {where}")
-        self.source_key, self.is_known, self.position = link.source_key, is_known, position
+        what = (
+            f"its beginning, {append.start}..{append.end},"
+            if append.begin
+            else f"{append.start}..{append.end}"
+        )
+        super().__init__(f"source {append.source_key}: {what} does not follow: the source {where}")
+        self.source_key, self.is_known, self.position = append.source_key, is_known, position
 
 
 class TooManySources(CallerError):
@@ -107,7 +111,7 @@ class TooManySources(CallerError):
 
 
 class MarksChanged(RetryableError):
-    """Messages came another way, or failed to, since the link was made: it must be made again."""
+    """Messages came another way, or failed to, since the append was made: it must be made again."""
 
 
 class OriginForgotten(CallerError):
@@ -135,9 +139,9 @@ class SourceAppend(NamedTuple):
     batch: RecordBatch | None
     """Of the source, with the sequences before ``end``; None: there is nothing to append."""
     before: Marks
-    """Of the origins of all messages of the stretch, as they were when it was decided what is left out."""
+    """Of the origins of all messages of the range, as they were when it was decided what is left out."""
     after: Marks
-    """The same with this link, as far as anything was seen."""
+    """The same with this append, as far as anything was seen."""
     late: Mapping[Origin, Range] = MappingProxyType({})
     """From the lowest to behind the highest offset, of origins whose messages in it are not in order."""
 
@@ -152,13 +156,13 @@ class SourceProgress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Unsettled:
-    """A link that is taken and not known to be durable."""
+    """An append that is taken and not known to be durable."""
 
     number: int
-    """Links are counted from 1."""
+    """Appends are counted from 1."""
     log_end: int
     """The end of the topic with it: it is durable when everything before that is."""
-    link: SourceAppend
+    append: SourceAppend
 
 
 def is_source_key(producer_id: int) -> bool:
@@ -203,7 +207,7 @@ class SourcePositions:
         self._direct: dict[int, Origin] = {}
         """Of sources that are an origin themselves, which it is; of those of which something was seen."""
         self.unsettled: deque[_Unsettled] = deque()
-        """Links that are taken, and durable or failed later."""
+        """Appends that are taken, and durable or failed later."""
         self._taken = 0
         self._heads: dict[int, _Unsettled] = {}
         self._head_marks: dict[Origin, SeenOffsets] = {}
@@ -221,12 +225,12 @@ class SourcePositions:
         return SourceProgress(True, latest.next_sequence, kept.next_sequence if kept is not None else 0)
 
     def last_taken(self, source_key: int) -> int:
-        """The number of its last link that is in flight; 0 if there is none."""
+        """The number of its last append that is in flight; 0 if there is none."""
         head = self._heads.get(source_key)
         return head.number if head is not None else 0
 
     def is_settled(self, number: int) -> bool:
-        """Whether the link of this number, and all before it, are durable or have failed."""
+        """Whether the append of this number, and all before it, are durable or have failed."""
         return not self.unsettled or self.unsettled[0].number > number
 
     def marks(self, origins: Iterable[Origin]) -> dict[Origin, SeenOffsets]:
@@ -270,63 +274,65 @@ class SourcePositions:
         return tuple(mark.record(origin, len(self._marks)) for origin, mark in self._marks.items())
 
     def skips(self, end: int) -> list[ProducerState]:
-        """Positions that are in no frame, of links that were taken when the topic ended at ``end`` or
+        """Positions that are in no frame, of appends that were taken when the topic ended at ``end`` or
         before."""
         return [state for state in self._skips.values() if state.last_base_offset <= end]
 
     # -- taking ------------------------------------------------------------------------------
 
-    def check(self, link: SourceAppend) -> None:
+    def check(self, append: SourceAppend) -> None:
         """Raise SourcePositionMismatch, TooManySources or MarksMoved unless the append is the next one."""
-        head = self._heads.get(link.source_key)
-        is_known, position, _ = self.settled(link.source_key)
+        head = self._heads.get(append.source_key)
+        is_known, position, _ = self.settled(append.source_key)
         if head is not None:
-            is_known, position = True, head.link.end
-        if link.begin is is_known or (is_known and link.start != position):
-            raise SourcePositionMismatch(link, is_known, position)
+            is_known, position = True, head.append.end
+        if append.begin is is_known or (is_known and append.start != position):
+            raise SourcePositionMismatch(append, is_known, position)
         if not is_known and len(self._kept.keys() | self._skips.keys() | self._heads.keys()) >= MAX_SOURCES:
             raise TooManySources(
                 f"the topic was copied from {MAX_SOURCES} sources already; copy into a topic that is new"
             )
         known = self._marks.keys() | self._head_marks.keys()
-        if len(known) + sum(origin not in known for origin in link.after) > MAX_ORIGINS:
+        if len(known) + sum(origin not in known for origin in append.after) > MAX_ORIGINS:
             raise TooManySources(
                 f"the topic has messages of {len(known)} topics of other clusters; copy into one that is new"
             )
-        if self.marks(link.before) != link.before:
+        if self.marks(append.before) != append.before:
             raise MarksChanged("messages of the same origins came another way meanwhile")
 
-    def begin(self, link: SourceAppend, log_end: int) -> None:
-        """The link is taken; with it the topic ends at ``log_end``."""
+    def begin(self, append: SourceAppend, log_end: int) -> None:
+        """The append is taken; with it the topic ends at ``log_end``."""
         self._taken += 1
-        unsettled = _Unsettled(self._taken, log_end, link)
+        unsettled = _Unsettled(self._taken, log_end, append)
         self.unsettled.append(unsettled)
-        self._heads[link.source_key] = unsettled
+        self._heads[append.source_key] = unsettled
         room = room_for(len(self._marks))
-        self._head_marks.update((origin, seen.trimmed(room)) for origin, seen in link.after.items())
+        self._head_marks.update((origin, seen.trimmed(room)) for origin, seen in append.after.items())
 
     def settle(self, durable: int) -> None:
         """Everything before this offset is durable."""
         while self.unsettled and self.unsettled[0].log_end <= durable:
             settled = self.unsettled.popleft()
-            log_end, link = settled.log_end, settled.link
-            if link.batch is None:
-                self._skips[link.source_key] = ProducerState(link.source_key, link.end, link.end, log_end)
+            log_end, append = settled.log_end, settled.append
+            if append.batch is None:
+                self._skips[append.source_key] = ProducerState(
+                    append.source_key, append.end, append.end, log_end
+                )
             else:
-                header = link.batch.header
+                header = append.batch.header
                 base_offset = log_end - header.count
-                self._keep(ProducerState(link.source_key, link.end, header.base_sequence, base_offset))
-            self._settle_marks(link, log_end)
-            if self._heads.get(link.source_key) is settled:
-                del self._heads[link.source_key]
+                self._keep(ProducerState(append.source_key, append.end, header.base_sequence, base_offset))
+            self._settle_marks(append, log_end)
+            if self._heads.get(append.source_key) is settled:
+                del self._heads[append.source_key]
         if not self.unsettled:
             self._head_marks.clear()
 
-    def _settle_marks(self, link: SourceAppend, log_end: int) -> None:
-        for origin, seen in link.after.items():
+    def _settle_marks(self, append: SourceAppend, log_end: int) -> None:
+        for origin, seen in append.after.items():
             late = self.late(origin)
-            if origin in link.late and link.batch is not None:
-                late = (*late, Late(log_end - len(link.batch), log_end, *link.late[origin]))
+            if origin in append.late and append.batch is not None:
+                late = (*late, Late(log_end - len(append.batch), log_end, *append.late[origin]))
             self._mark(origin, Mark(seen, late))
 
     def abandon(self) -> None:
@@ -396,7 +402,7 @@ def with_later_positions(
     reported: Iterable[ProducerState], known: Iterable[ProducerState]
 ) -> tuple[ProducerState, ...]:
     """The reported states, but no source at an earlier position than was known. The reporter may have it from
-    frames alone, and a link without messages has none; the copier may know the later position, and the
+    frames alone, and an append without messages has none; the copier may know the later position, and the
     source may have released everything before it."""
     positions = {state.producer_id: state for state in reported}
     for state in known:
@@ -413,7 +419,7 @@ def with_later_positions(
 def learned(known: Mapping[Origin, Mark], batches: Sequence[RecordBatch]) -> dict[Origin, Mark]:
     """What these frames of sources add to what is known. Pure.
 
-    A frame does not say where its stretch began: what a direct path has passed before the first message here
+    A frame does not say where its range began: what a direct path has passed before the first message here
     follows from positions (``SourcePositions.keep``)."""
     marks: dict[Origin, Mark] = {}
     firsts: dict[Origin, int] = {}

@@ -6,8 +6,8 @@
                                                    │ cache (newest batches) ──────┤
 
 The places overlap, and the borders move while a reader is under way. So the place is chosen again for each
-stretch, by asking cache, journal and segments in this order, and each answers only for the offset it is asked
-for. A stretch that was trimmed away between question and answer is simply asked for again, one place further
+range, by asking cache, journal and segments in this order, and each answers only for the offset it is asked
+for. A range that was trimmed away between question and answer is simply asked for again, one place further
 down: a range is registered as a segment before the journal lets go of it, so there is always one place that
 has it. What no place has is ``DataGap``, never the next offset that happens to be there.
 
@@ -41,7 +41,7 @@ from sava.storage.journal_index import FrameDamaged
 from sava.storage.segment import SegmentReader
 from sava.storage.types import Segment, TopicKey
 
-_STRETCH_BYTES: Final = 1 << 20
+_READ_BYTES: Final = 1 << 20
 """Read from the journal at once: enough to be worth a change of thread, little enough to be held by each of
 many readers."""
 
@@ -233,7 +233,7 @@ class TieredReader:
                 yield _cut(recent, position, end)
                 position = recent.next_offset
                 continue
-            batches = await self._held(position, _STRETCH_BYTES)
+            batches = await self._held(position, _READ_BYTES)
             for batch in batches:
                 if position < end:
                     yield _cut(batch, position, end)

@@ -286,24 +286,24 @@ class TopicLog:
         known = self._producers.find(header)
         return self._outcome_of(known) if known is not None else self._queue(batch)
 
-    async def extend(self, link: SourceAppend) -> asyncio.Future[int]:
+    async def extend(self, append: SourceAppend) -> asyncio.Future[int]:
         """Accept the next range of a source; the future is done when it and everything before it is durable.
         Waits and raises as ``begin``, and SourcePositionMismatch, TooManySources, MarksMoved."""
         sources = self._producers.sources
         await self.sources.learned()
         self._check_accepting()
-        sources.check(link)
-        if link.batch is None:
-            return self._skip(link)
-        await self._admit(link.batch.header.length)
-        sources.check(link)
-        future = self._queue(link.batch)
-        sources.begin(link, self._assigned)
+        sources.check(append)
+        if append.batch is None:
+            return self._skip(append)
+        await self._admit(append.batch.header.length)
+        sources.check(append)
+        future = self._queue(append.batch)
+        sources.begin(append, self._assigned)
         return future
 
-    def _skip(self, link: SourceAppend) -> asyncio.Future[int]:
+    def _skip(self, append: SourceAppend) -> asyncio.Future[int]:
         """An append without messages. What it left out may be in flight: it fails with that."""
-        self._producers.sources.begin(link, self._assigned)
+        self._producers.sources.begin(append, self._assigned)
         self.sources.skipped()
         if self._in_flight:
             return self._in_flight[-1].future

@@ -32,7 +32,8 @@ class Readable(Protocol):
 
 
 class File(Readable, Protocol):
-    """An open file. Owned by one thread at a time."""
+    """An open file. Owned by one thread at a time. A Protocol, as the simulator has files in memory that lose
+    what was not synced."""
 
     @property
     def name(self) -> str: ...

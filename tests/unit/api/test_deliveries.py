@@ -19,7 +19,7 @@ def batch_of(count: int, *, base_offset: int = 0, topic_id: int = 1) -> RecordBa
 
 @pytest.mark.parametrize("count", [1, 10, 1000, 20_000])
 @pytest.mark.parametrize("attempt", [1, 300])
-def test_a_stretch_of_the_topic_is_encoded_as_by_protobuf(count: int, attempt: int) -> None:
+def test_a_range_of_the_topic_is_encoded_as_by_protobuf(count: int, attempt: int) -> None:
     batch = batch_of(count, base_offset=7)
     encoded = DeliveryEncoder().encode(Delivery(batch, ((7, 7 + count),), attempt))
 

@@ -371,11 +371,11 @@ def test_what_was_said_survives_any_crash(seed: int) -> None:
         assert files.note.fence >= fence
         assert files.end >= promised
         if files.note.base is not None:
-            stretches = WalRangeReader(
+            reader = WalRangeReader(
                 place, origin=origin, name=copy_files.file_name, start_of=copy_files.file_start
             )
             first = max(files.note.base, files.note.floor)
-            assert files.end == first or stretches.intact(first, files.end) == [Range(first, files.end)]
+            assert files.end == first or reader.intact(first, files.end) == [Range(first, files.end)]
         epoch = files.note.fence
         member.receive(Join(JOURNAL, HERE, epoch, START, START))
         for _ in range(rng.randrange(1, 15)):

@@ -70,20 +70,20 @@ def test_read_back_is_verified_and_cut_between_records(tmp_path: Path) -> None:
     writing = Writing(tmp_path, file_bytes=4096)
     positions = [writing.append(1, [b"x" * 500])[0] for _ in range(40)]
     whole, end = writing.bytes(), writing.log.end
-    stretches = WalRangeReader(LocalDisk(tmp_path), origin=writing.origin)
+    reader = WalRangeReader(LocalDisk(tmp_path), origin=writing.origin)
     at, found = 512, b""
     while at < end:
-        data = stretches.read(at, end, 1500)
+        data = reader.read(at, end, 1500)
         found += data
         at += len(data)
     assert found == whole[512:]
-    assert len(stretches.read(512, end, 1)) == positions[1] - 512, "at least one"
+    assert len(reader.read(512, end, 1)) == positions[1] - 512, "at least one"
     names = sorted(tmp_path.glob("log-*"))
     spoiled = bytearray(names[2].read_bytes())
     spoiled[700] ^= 1
     names[2].write_bytes(spoiled)
     at = 512
-    while data := stretches.read(at, end, 1500):
+    while data := reader.read(at, end, 1500):
         at += len(data)
     assert int(names[2].name[4:24]) <= at < int(names[3].name[4:24])
     writing.log.close()

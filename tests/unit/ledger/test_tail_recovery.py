@@ -42,7 +42,7 @@ from tests.support.messages import read_messages, write
 from tests.support.storage import LAZY, Cluster
 from tests.support.waiting import PATIENCE_S
 from tests.unit.ledger.disks import Disks, Writing
-from tests.unit.topics.copies import chain_into
+from tests.unit.topics.copies import copier_into
 
 ORDERS, PAYMENTS = TopicKey("default", "orders", 7), TopicKey("default", "payments", 8)
 FIRST, SECOND = LedgerId(1, 5), LedgerId(1, 9)
@@ -149,7 +149,7 @@ async def test_only_what_is_not_in_segments_is_taken(story: Story) -> None:
 async def test_a_copied_topic_is_left_as_its_owner_would_have_left_it(
     story: Story, tmp_path: Path, segment_bytes: int
 ) -> None:
-    """Which stretches of other clusters it has, and which of their messages came by which way: told wrongly,
+    """Which ranges of other clusters it has, and which of their messages came by which way: told wrongly,
     something is copied twice, or never. A part is in a segment, the rest in the journal; one message comes
     late, after higher ones that came another way."""
     eu = Origins("eu").publish(40, skip=(12, 13))
@@ -158,16 +158,16 @@ async def test_a_copied_topic_is_left_as_its_owner_would_have_left_it(
     async with cluster.broker(options=LAZY) as broker:
         log = await broker.open_topic(ORDERS, epoch=1)
         catalog = Catalog(cluster.metadata, ORDERS)
-        direct = await chain_into(log, eu.source, cluster.metadata)
-        await (await direct.begin(eu.stretch(0, 10, begin=True)))
+        direct = await copier_into(log, eu.source, cluster.metadata)
+        await (await direct.begin(eu.source_range(0, 10, begin=True)))
         await log._parts.uploader.flush(log._backlog, log.next_offset)
         before = await catalog.load()
-        indirect = await chain_into(log, asia.source, cluster.metadata)
-        await (await indirect.begin(asia.stretch(0, 12, begin=True)))
+        indirect = await copier_into(log, asia.source, cluster.metadata)
+        await (await indirect.begin(asia.source_range(0, 12, begin=True)))
         await log.append(RecordBatch.encode([b"ours"], publish_time=1, producer_id=3, base_sequence=0))
-        await (await direct.begin(eu.stretch(10, 30)))
-        await (await indirect.begin(asia.stretch(12, len(asia.held))))
-        await (await direct.begin(eu.stretch(30, 40)))
+        await (await direct.begin(eu.source_range(10, 30)))
+        await (await indirect.begin(asia.source_range(12, len(asia.held))))
+        await (await direct.begin(eu.source_range(30, 40)))
         assert before is not None
         frames = await broker.journal.read(ORDERS.topic_id, before.end, 1 << 30)
         wanted = await log.seal()

@@ -15,7 +15,7 @@ from sava.client.connection import Connection
 from sava.client.errors import Unavailable
 from sava.client.loop_thread import LoopThread
 from sava.pipeline.calls import ClusterCalls, read_tails
-from sava.pipeline.replicate.target import Chain, Owners, Stretch
+from sava.pipeline.replicate.target import EncodedRange, Owners, TargetStream
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
 from tests.support.network import LostAnswers
@@ -25,7 +25,7 @@ TOPIC = "/default/t"
 
 
 class Replica(rpc.ReplicaServicer):
-    """Takes calls and stretches, and answers only the opening of a chain."""
+    """Takes calls and ranges, and answers only the opening of a stream."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -80,11 +80,11 @@ async def test_a_read_of_several_partitions_leaves_a_silent_broker(
     await connection.close()
 
 
-async def test_a_chain_leaves_a_silent_target(replica: tuple[Replica, LostAnswers]) -> None:
-    """A stretch is on its way when the target's network is cut. Whoever waits for its receipt learns of the
-    silence, and opens the chain at another broker."""
+async def test_an_append_stream_leaves_a_silent_target(replica: tuple[Replica, LostAnswers]) -> None:
+    """A range is on its way when the target's network is cut. The copier that waits for its receipt learns of
+    the silence, and opens the stream at another broker."""
     servicer, proxy = replica
-    loop, connection = LoopThread("chain"), connection_to(proxy)
+    loop, connection = LoopThread("copier"), connection_to(proxy)
     owners = Owners()
     until = time.monotonic() + PATIENCE_S
 
@@ -93,13 +93,13 @@ async def test_a_chain_leaves_a_silent_target(replica: tuple[Replica, LostAnswer
 
     def copy() -> None:
         loop.run(learn())
-        chain = Chain(loop, connection, owners, TOPIC, pb.Source())
+        stream = TargetStream(loop, connection, owners, TOPIC, pb.Source())
         try:
-            chain.open(until=until, end_by=until)
-            chain.put(Stretch(0, 1, True, b"bytes", (0,), 0), until=until)
-            chain.settle(until=until)
+            stream.open(until=until, end_by=until)
+            stream.put(EncodedRange(0, 1, True, b"bytes", (0,), 0), until=until)
+            stream.settle(until=until)
         finally:
-            chain.close()
+            stream.close()
 
     copying = asyncio.create_task(asyncio.to_thread(copy))
     async with asyncio.timeout(PATIENCE_S):

@@ -125,7 +125,9 @@ class World:
         """Of partitions that somebody serves."""
         self.calls = FakeCalls()
         self.pins = FakePins(store)
-        self.cursors = ReplicationSlots(store, self.pins)
+        self.cursors = ReplicationSlots(
+            store, pin=self.pins.pin, rewind=self.pins.rewind, unpin=self.pins.unpin
+        )
         self.links = Links(self.view, store, self.pipelines, self.leadership, self.extents, self.cursors)
         self.reports = Reports(store)
         self.statuses = Statuses(self.links, self.reports, self.pipelines, self.extents)

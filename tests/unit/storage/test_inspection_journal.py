@@ -83,7 +83,7 @@ async def test_what_is_in_segments_is_not_counted_as_held(tmp_path: Path) -> Non
         assert journal.topics == []
 
 
-async def test_stretches_with_a_gap_between_them(tmp_path: Path) -> None:
+async def test_ranges_with_a_gap_between_them(tmp_path: Path) -> None:
     """Epoch 1 here, epoch 2 elsewhere, epoch 3 here: the journal holds 0..5 and 8..10, if nothing released
     the first."""
     log = Log.open(LocalDisk(tmp_path / "a"), owner="a", new_storage_id=lambda: "disk")

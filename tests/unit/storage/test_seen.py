@@ -108,7 +108,7 @@ def test_whoever_brings_an_origin_alone_is_known_until_another_does() -> None:
 
 
 def test_a_full_record_fits_into_the_store() -> None:
-    """All producers, chains and origins that there can be, with all ranges, and offsets as they are after
+    """All producers, sources and origins that there can be, with all ranges, and offsets as they are after
     years of a million messages a second."""
     far = 10**14
     late = tuple(Late(far + n, far + n + 1, far, far + 1) for n in range(LATE_EACH))

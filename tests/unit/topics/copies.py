@@ -1,4 +1,4 @@
-"""A chain into a topic's log, as a broker has it, without the broker."""
+"""A copier into a topic's log, as a broker has it, without the broker."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ HERE = "us"
 """The cluster that is copied into."""
 
 
-async def chain_into(
+async def copier_into(
     log: TopicLog, source: Source, store: MetadataStore, copies: CopyCounts | None = None
 ) -> SourceCopier:
     topic = TopicName(log.topic.namespace, log.topic.name)
     gate = SchemaChecks(store, SchemaRegistry(store))
     publisher = Publisher(topic, log, TopicLimits(store, Config().policies), gate)
-    chain = SourceCopier(source, publisher, log, copies or CopyCounts(), cluster=HERE, check=lambda: None)
-    await chain.progress()
-    return chain
+    copier = SourceCopier(source, publisher, log, copies or CopyCounts(), cluster=HERE, check=lambda: None)
+    await copier.progress()
+    return copier
 
 
 async def kill(broker: BrokerStorage, disk: SimDisk) -> SimDisk:

@@ -40,7 +40,7 @@ def test_a_record_holds_what_lies_beyond_the_gap_and_is_taken_up_again() -> None
     assert not again.is_acked(9)
 
 
-def test_a_record_whose_ranges_begin_at_its_offset_is_one_stretch() -> None:
+def test_a_record_whose_ranges_begin_at_its_offset_is_one_range() -> None:
     assert SubscriptionCursor(CursorRecord(5, (5, 9))).next_offset == 9
 
 

@@ -25,7 +25,7 @@ from sava.topics.origin_acks import (
 from sava.topics.ranges import IntervalSet, Range
 from tests.support.copying import Origins
 from tests.support.storage import FORGETFUL, TOPIC, Cluster, batch, contents
-from tests.unit.topics.copies import HERE, chain_into
+from tests.unit.topics.copies import HERE, copier_into
 
 EU, ASIA = Origins("eu").source.origin, Origins("asia").source.origin
 SEGMENTS = StorageOptions(cache_bytes=0, upload=UploadOptions(segment_age_s=0.0))
@@ -40,12 +40,12 @@ async def log(tmp_path: Path) -> AsyncIterator[TopicLog]:
     async with cluster.broker(options=FORGETFUL) as broker:
         opened = await broker.open_topic(TOPIC, epoch=1)
         eu, asia = Origins("eu").publish(20), Origins("asia").publish(5)
-        chain = await chain_into(opened, eu.source, cluster.metadata)
-        await (await chain.begin(eu.stretch(0, 10, begin=True)))
+        copier = await copier_into(opened, eu.source, cluster.metadata)
+        await (await copier.begin(eu.source_range(0, 10, begin=True)))
         await opened.append(batch(*map(str, range(5))))
-        other = await chain_into(opened, asia.source, cluster.metadata)
-        await (await other.begin(asia.stretch(0, 5, begin=True)))
-        await (await chain.begin(eu.stretch(10, 20)))
+        other = await copier_into(opened, asia.source, cluster.metadata)
+        await (await other.begin(asia.source_range(0, 5, begin=True)))
+        await (await copier.begin(eu.source_range(10, 20)))
         yield opened
 
 
@@ -149,8 +149,8 @@ async def test_one_batch_may_have_messages_of_many_origins(tmp_path: Path) -> No
     cluster = Cluster(tmp_path)
     async with cluster.broker(options=FORGETFUL) as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
-        chain = await chain_into(log, relay.source, cluster.metadata)
-        await (await chain.begin(relay.stretch(0, len(relay.held), begin=True)))
+        copier = await copier_into(log, relay.source, cluster.metadata)
+        await (await copier.begin(relay.source_range(0, len(relay.held), begin=True)))
         there = [(copy.cluster, copy.offset) for copy in relay.held if copy is not None]
         acked = IntervalSet([(3, 20), (31, 32), (50, 70)])
         found = await by_origin(log, acked, OWN)
@@ -199,7 +199,7 @@ async def test_there_and_back_against_a_look_at_each_message(tmp_path: Path, see
                 Origins(each, 7 if each == "eu" else TOPIC.topic_id) for each in ("eu", "east", "west")
             ]
             sources = [each for each in sources if each.source.cluster != name]
-            chains = [await chain_into(log, each.source, cluster.metadata) for each in sources]
+            copiers = [await copier_into(log, each.source, cluster.metadata) for each in sources]
             for _ in range(chance.randrange(5, 25)):
                 count = chance.choice((1, 3, 40, 400))
                 pick = chance.randrange(3)
@@ -208,11 +208,11 @@ async def test_there_and_back_against_a_look_at_each_message(tmp_path: Path, see
                     await log.append(batch(*("x" for _ in range(count))))
                     site.held += [(site.own, offset) for offset in range(start, start + count)]
                     continue
-                origins, chain = sources[pick], chains[pick]
+                origins, copier = sources[pick], copiers[pick]
                 start = len(origins.held)
                 skip = [start + each for each in range(count) if chance.random() < 0.1]
                 origins.publish(count, skip=skip)
-                await (await chain.begin(origins.stretch(start, start + count, begin=not start)))
+                await (await copier.begin(origins.source_range(start, start + count, begin=not start)))
                 site.held += [
                     (origins.source.origin, offset)
                     for offset in range(start, start + count)
@@ -257,10 +257,10 @@ async def test_the_first_rows_of_a_segment_keep_their_own_attributes(
     cluster = Cluster(tmp_path)
     async with cluster.broker(options=FORGETFUL) as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
-        chain = await chain_into(log, eu.source, cluster.metadata)
-        other = await chain_into(log, asia.source, cluster.metadata)
-        taken = [await chain.begin(eu.stretch(0, 200, begin=True))]
-        taken.append(await other.begin(asia.stretch(0, 200, begin=True)))
+        copier = await copier_into(log, eu.source, cluster.metadata)
+        other = await copier_into(log, asia.source, cluster.metadata)
+        taken = [await copier.begin(eu.source_range(0, 200, begin=True))]
+        taken.append(await other.begin(asia.source_range(0, 200, begin=True)))
         await asyncio.gather(*taken)
         await log.seal()
         assert len(await log.segments()) == 1
@@ -293,12 +293,12 @@ async def test_acks_of_a_late_message_are_found_without_reading_everything(
     cluster = Cluster(tmp_path)
     async with cluster.broker(options=FORGETFUL) as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
-        relayed = await chain_into(log, relay.source, cluster.metadata)
-        direct = await chain_into(log, eu.source, cluster.metadata)
-        await (await relayed.begin(relay.stretch(0, 120, begin=True)))
+        relayed = await copier_into(log, relay.source, cluster.metadata)
+        direct = await copier_into(log, eu.source, cluster.metadata)
+        await (await relayed.begin(relay.source_range(0, 120, begin=True)))
         for number in range(100):
             await log.append(batch(f"us/1/{number}"))
-        await (await direct.begin(eu.stretch(0, 121, begin=True)))
+        await (await direct.begin(eu.source_range(0, 121, begin=True)))
         for number in range(100):
             await log.append(batch(f"us/1/{100 + number}"))
         places = Places()
@@ -322,16 +322,16 @@ async def test_acks_of_what_the_direct_path_will_bring_are_left_until_it_has(tmp
     cluster = Cluster(tmp_path)
     async with cluster.broker() as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
-        direct = await chain_into(log, eu.source, cluster.metadata)
-        relayed = await chain_into(log, relay.source, cluster.metadata)
-        await (await relayed.begin(relay.stretch(0, 120, begin=True)))
+        direct = await copier_into(log, eu.source, cluster.metadata)
+        relayed = await copier_into(log, relay.source, cluster.metadata)
+        await (await relayed.begin(relay.source_range(0, 120, begin=True)))
         acks = [OriginAcks(EU, 110, [])]
         assert log.sources.positions.arrived(EU) == [(0, 121)], "nobody brings the rest, as far as is known"
-        await (await direct.begin(eu.stretch(10, 90, begin=True)))
+        await (await direct.begin(eu.source_range(10, 90, begin=True)))
         assert left_over(acks, OWN, {EU: log.sources.positions.arrived(EU)}) == [
             OriginAcks(EU, 0, [(95, 96)])
         ]
-        await (await direct.begin(eu.stretch(90, 121)))
+        await (await direct.begin(eu.source_range(90, 121)))
         assert not left_over(acks, OWN, {EU: log.sources.positions.arrived(EU)})
         assert await translate(log, 0, OWN, acks, Places()) == ((0, 109), (120, 121))
 
@@ -353,15 +353,15 @@ async def test_acks_are_found_in_any_order_of_messages(
     for epoch in (1, 2, 3):
         async with cluster.broker("ab"[epoch % 2] if seed % 2 else "a", options=FORGETFUL) as broker:
             log = await broker.open_topic(TOPIC, epoch=epoch)
-            chains = [await chain_into(log, path.source, cluster.metadata) for path in paths]
-            at = [(await chain.progress()).position for chain in chains]
+            copiers = [await copier_into(log, path.source, cluster.metadata) for path in paths]
+            at = [(await copier.progress()).position for copier in copiers]
             places = Places()
             for _ in range(25):
                 pick = chance.randrange(len(paths))
                 path, start = paths[pick], at[pick]
                 end = min(len(path.held), start + chance.randrange(1, 20))
                 if start < end:
-                    await (await chains[pick].begin(path.stretch(start, end, begin=not start)))
+                    await (await copiers[pick].begin(path.source_range(start, end, begin=not start)))
                     at[pick] = end
                 if chance.random() < 0.3:
                     await log.append(batch("us/1/0"))

@@ -40,13 +40,13 @@ def test_a_cursor_far_along_is_one_range_for_whoever_lists_them() -> None:
 def test_an_interval_set_is_a_set(steps: list[tuple[str, tuple[int, int]]], asked: tuple[int, int]) -> None:
     intervals, model = IntervalSet(), set[int]()
     for step, (start, end) in steps:
-        stretch = set(range(start, end))
+        source_range = set(range(start, end))
         if step == "add":
-            assert intervals.add(start, end) == len(stretch - model)
-            model |= stretch
+            assert intervals.add(start, end) == len(source_range - model)
+            model |= source_range
         elif step == "remove":
-            assert offsets(intervals.remove(start, end)) == stretch & model
-            model -= stretch
+            assert offsets(intervals.remove(start, end)) == source_range & model
+            model -= source_range
         else:
             reached = start
             while reached in model:

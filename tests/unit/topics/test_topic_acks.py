@@ -33,8 +33,8 @@ def world(tmp_path: Path) -> World:
 
 
 async def copied(topic: Topic, origins: Origins, start: int, end: int, *, begin: bool = False) -> None:
-    chain = await topic.open_source(origins.source)
-    await (await chain.begin(origins.stretch(start, end, begin=begin)))
+    copier = await topic.open_source(origins.source)
+    await (await copier.begin(origins.source_range(start, end, begin=begin)))
 
 
 async def applied(topic: Topic, origins: Origins, *acked: int, kind: int = 1, **more: int) -> AppliedAcks:

@@ -281,16 +281,16 @@ class Kept:
 
 
 def held_after_restart(note: MemberNote, intact: Sequence[Range]) -> Kept:
-    """``intact`` are the stretches of verified records from ``max(base, floor)`` on, in order."""
+    """``intact`` are the ranges of verified records from ``max(base, floor)`` on, in order."""
     assert note.base is not None
     at = max(note.base, note.floor)
     bad: list[Range] = []
-    for stretch in intact:
-        if stretch.start > at:
+    for part in intact:
+        if part.start > at:
             if at >= note.watermark:
                 break
-            bad.append(Range(at, stretch.start))
-        at = stretch.end
+            bad.append(Range(at, part.start))
+        at = part.end
     if at < note.watermark:
         bad.append(Range(at, note.watermark))
         at = note.watermark

@@ -44,14 +44,14 @@ from sava.errors import RetryableError, SavaError
 from sava.pipeline.cluster import ClusterClient, OffsetGone
 from sava.pipeline.errors import SourceFailed, TopicReplaced, at_source
 from sava.pipeline.replicate.target import (
-    Chain,
     CopyOutcome,
     CopyProgress,
     CopyShare,
+    EncodedRange,
     Errand,
     LinkEnds,
-    Stretch,
     TargetCluster,
+    TargetStream,
 )
 from sava.pipeline.replicate.translation import (
     MessageTooLargeForTarget,
@@ -81,25 +81,25 @@ def copy_together(
     tails = {errand.name: errand for errand in errands if _is_tail(errand)}
     wanted = {name: (errand.pieces[0].start, errand.end) for name, errand in tails.items()}
     target = TargetCluster.of(ends.target)
-    sendings: list[tuple[dict[str, Stretch], Future[Answers]]] = []
+    sendings: list[tuple[dict[str, EncodedRange], Future[Answers]]] = []
     timeout_s = min(READ_S, until - time.monotonic())
     for found in ClusterClient.of(ends.source).read_each(wanted, timeout_s=timeout_s, max_bytes=READ_BYTES):
-        stretches = {
-            name: stretch
+        ranges = {
+            name: source_range
             for name, batches in found.items()
-            if (stretch := _stretch(ends, tails[name], batches)) is not None
+            if (source_range := _range_of(ends, tails[name], batches)) is not None
         }
-        messages = [_message(ends, tails[name], stretch) for name, stretch in stretches.items()]
-        sendings.append((stretches, target.append_each(messages, until=until)))
+        messages = [_message(ends, tails[name], source_range) for name, source_range in ranges.items()]
+        sendings.append((ranges, target.append_each(messages, until=until)))
     copied: dict[str, CopyProgress | None] = {}
-    for stretches, sending in sendings:
+    for ranges, sending in sendings:
         answers = sending.result()
-        for name, stretch in stretches.items():
+        for name, source_range in ranges.items():
             if name not in answers:
                 copied[name] = None
             elif (receipt := answers[name]) is not None:
                 copied[name] = progress = CopyProgress()
-                progress.receive(stretch, receipt)
+                progress.receive(source_range, receipt)
     return copied
 
 
@@ -111,24 +111,24 @@ def _is_tail(errand: Errand) -> bool:
     return piece.segment is None and piece.start < errand.end
 
 
-def _stretch(ends: LinkEnds, errand: Errand, batches: Sequence[RecordBatch]) -> Stretch | None:
+def _range_of(ends: LinkEnds, errand: Errand, batches: Sequence[RecordBatch]) -> EncodedRange | None:
     """The first range; None if it cannot be built, which the copy one by one then reports."""
     start = errand.pieces[0].start
     # The target knows its limit and refuses larger messages.
-    stretcher = RangeBuilder.of(ends, errand, max_message_size=0, may_ask=False)
+    builder = RangeBuilder.of(ends, errand, max_message_size=0, may_ask=False)
     try:
         rows = rows_in(batches, errand.name, start, STORED_COLUMNS, topic_id=errand.topic_id)
-        return next(stretcher.stretches(rows, start, begin=False), None)
+        return next(builder.ranges(rows, start, begin=False), None)
     except Exception as error:  # noqa: BLE001 (an errand that fails must not take others with it)
         log.info("copy: %s is copied by itself: %s", errand.name, error)
         return None
 
 
-def _message(ends: LinkEnds, errand: Errand, stretch: Stretch) -> pb.EachAppend:
+def _message(ends: LinkEnds, errand: Errand, source_range: EncodedRange) -> pb.EachAppend:
     return pb.EachAppend(
         open=pb.OpenSource(topic=errand.name, source=ends.source_of(errand.name, errand.topic_id)),
         topic_id=errand.target_topic_id,
-        range=stretch.message(),
+        range=source_range.message(),
     )
 
 
@@ -246,11 +246,13 @@ class _Copy:
 
     def _copied(self) -> CopyOutcome:
         ends, errand = self._ends, self.errand
-        chain = TargetCluster.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
-        self._progress = chain.progress
+        stream = TargetCluster.of(ends.target).append_stream(
+            errand.name, ends.source_of(errand.name, errand.topic_id)
+        )
+        self._progress = stream.progress
         try:
             until = min(time.monotonic() + OPEN_S, self._settled_by)
-            opened = chain.open(until=until, end_by=self._settled_by)
+            opened = stream.open(until=until, end_by=self._settled_by)
             if opened.topic_id != errand.target_topic_id:
                 return self._result(
                     "target_replaced",
@@ -259,38 +261,38 @@ class _Copy:
                 )
             if not opened.is_known and errand.begin is None:
                 return self._result(
-                    "chain_missing",
+                    "source_position_missing",
                     f"{errand.name} at the target has nothing of this source any more, and had before",
                 )
-            return self._sent(chain, opened)
+            return self._sent(stream, opened)
         finally:
-            chain.close()
+            stream.close()
 
-    def _sent(self, chain: Chain, opened: pb.SourceOpened) -> CopyOutcome:
+    def _sent(self, stream: TargetStream, opened: pb.SourceOpened) -> CopyOutcome:
         failure: Exception | None = None
         try:
-            self._send(chain, opened)
+            self._send(stream, opened)
         except Exception as error:  # noqa: BLE001 (reported when the ranges in flight are answered)
             failure = error
         try:
-            chain.settle(until=self._settled_by)
+            stream.settle(until=self._settled_by)
         except ClientError as error:
             # The stream has failed, which hides a fault of the source until the next round.
             failure = error
-        if chain.ended is not None:
-            return self._ended(chain.ended)
+        if stream.ended is not None:
+            return self._ended(stream.ended)
         return self._result() if failure is None else self._failed(failure)
 
-    def _send(self, chain: Chain, opened: pb.SourceOpened) -> None:
+    def _send(self, stream: TargetStream, opened: pb.SourceOpened) -> None:
         errand = self.errand
         start = opened.position if opened.is_known else errand.begin
         assert start is not None
         if start >= errand.end or not errand.pieces or start < errand.pieces[0].start:
             return  # done already, or planned for another position
-        stretcher = RangeBuilder.of(self._ends, errand, max_message_size=opened.max_message_size)
-        with closing(stretcher.stretches(self._rows(start), start, begin=not opened.is_known)) as stretches:
-            for stretch in stretches:
-                if not chain.put(stretch, until=self._settled_by):
+        builder = RangeBuilder.of(self._ends, errand, max_message_size=opened.max_message_size)
+        with closing(builder.ranges(self._rows(start), start, begin=not opened.is_known)) as ranges:
+            for source_range in ranges:
+                if not stream.put(source_range, until=self._settled_by):
                     return
                 if time.monotonic() >= self._until or self.is_over:
                     return

@@ -14,8 +14,8 @@ There is no trigger and no interval: when a partition has grown, and is in no ro
 which begins at once. While rounds are under way the next one waits a moment, so that more come together.
 
 **The end.** After ``stop`` nothing is planned; rounds that are under way come to their end, or are cancelled.
-What may still happen after the end is harmless: a task that Spark could not stop appends where the chain is,
-or is refused; a topic that was being created is one that was to be created when it was decided.
+What may still happen after the end is harmless: a task that Spark could not stop appends at the source
+position, or is refused; a topic that was being created is one that was to be created when it was decided.
 
 The kind ``replicate``: a link to another cluster, made by policies.
 

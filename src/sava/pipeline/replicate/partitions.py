@@ -3,7 +3,7 @@ again.
 
     held      by its topic: not there, other partitions, deleted, unreachable; nothing is tried
     failing   its last errand has failed; tried again after a delay, unless only an operator can help
-    otherwise starting until the target has said how far the chain is, then active, or idle when nothing comes
+    otherwise starting until the target has said its source position, then active, or idle when nothing comes
 
 The position is the target's word. Until this driver has heard it, what was reported before, or
 the beginning, is a belief to plan the first errand by, and no reason to take anything for lost.
@@ -205,7 +205,7 @@ LOOK_AGAIN: Final = frozenset(("target_replaced", "topic_unknown"))
 """There is another topic, or none: it has its state from a look at both ends."""
 
 
-NEEDS_OPERATOR: Final = frozenset(("source_gone", "chain_missing"))
+NEEDS_OPERATOR: Final = frozenset(("source_gone", "source_position_missing"))
 
 
 class CopyStep(NamedTuple):
@@ -213,7 +213,7 @@ class CopyStep(NamedTuple):
 
     start: int
     end: int
-    """Equal to the start: only ask where the chain is."""
+    """Equal to the start: only ask for the source position."""
     message_bytes: float
     is_heavy: bool
     """So much that others would notice if they had to wait for it."""
@@ -270,11 +270,11 @@ class PartitionState:
         """A round that it was part of broke down: whose fault it was is seen when each has its own."""
         self.extent: PartitionExtent | None = None
         self.begin: int | None = None
-        """Where the chain begins if it has not."""
+        """Where the copy begins if it has not."""
         self.recorded_begin = 0
         """On record here: where it has begun, or is about to."""
         self.was_seen = False
-        """The chain has been there: if it is not any more, something is wrong."""
+        """The target has had a source position: if it has none any more, something is wrong."""
         self.is_answered = False
         self.position: int | None = None
         self._held: _Failure | None = _Failure(LinkState.STARTING, "", None, 0)
@@ -340,7 +340,7 @@ class PartitionState:
         self.age.see(extent.end, self.position, now_us)
 
     def start_at(self, offset: int) -> None:
-        """Where the chain begins, unless it has."""
+        """Where the copy begins, unless it has."""
         if self.begin is None and not self.was_seen:
             self.begin = offset
             if self.position is None:
@@ -352,7 +352,7 @@ class PartitionState:
 
     @property
     def due_begin(self) -> int:
-        """What is to be on record of where the chain begins. Before it does, since it could not be known
+        """What is to be on record of where the copy begins. Before it does, since it could not be known
         afterwards: the target knows only how far it is."""
         if self.begin is None or self.was_seen or not self.is_answered:
             return self.recorded_begin
@@ -494,7 +494,7 @@ class PartitionState:
             self.was_seen = self.is_answered = True
             self.position = outcome.position
         elif not outcome.code:
-            self.is_answered = True  # that there is no chain
+            self.is_answered = True  # that there is no source position
             if outcome.position and not self._planned:
                 self.begin = self.position = outcome.position  # behind what is lost
         self.messages += outcome.messages

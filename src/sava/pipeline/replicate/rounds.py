@@ -32,7 +32,14 @@ from sava.pipeline.errors import SourceFailed, at_source
 from sava.pipeline.launch import brief
 from sava.pipeline.options import TopicPartition
 from sava.pipeline.replicate.partitions import CopyStep, PartitionState, Throttle
-from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand, LinkEnds, Stretch, TargetCluster
+from sava.pipeline.replicate.target import (
+    CopyOutcome,
+    CopyShare,
+    EncodedRange,
+    Errand,
+    LinkEnds,
+    TargetCluster,
+)
 from sava.pipeline.source.planning import WORTH_A_TASK, Piece, SegmentHistory
 from sava.proto.replication_pb2 import LinkTopic
 
@@ -170,7 +177,7 @@ class CopyEngine:
 
     def cancel(self, group: str) -> None:
         """The caller that waits for it gets an error soon. A task may continue for a moment, or as long as
-        its machine is cut off: what it still appends continues where the chain is, or is refused."""
+        its machine is cut off: what it still appends continues at the source position, or is refused."""
         self._spark().sparkContext.cancelJobGroup(group)
 
 
@@ -357,20 +364,22 @@ class CopyRounds:
 
 
 def skip(link: ClusterClient, errand: Errand, ends: LinkEnds, start: int) -> CopyOutcome:
-    """Let the chain continue with the first message that is kept: an operator has agreed to continue without
+    """Let the copy continue with the first message that is kept: an operator has agreed to continue without
     those that are not. One that has not begun is to begin there: then the outcome says where."""
     with at_source():
         end = link.extents([errand.name])[errand.name].start
     until = time.monotonic() + SKIP_S
-    chain = TargetCluster.of(ends.target).chain(errand.name, ends.source_of(errand.name, errand.topic_id))
+    stream = TargetCluster.of(ends.target).append_stream(
+        errand.name, ends.source_of(errand.name, errand.topic_id)
+    )
     try:
-        opened = chain.open(until=until, end_by=until)
+        opened = stream.open(until=until, end_by=until)
         is_there = opened.topic_id == errand.target_topic_id and opened.position == start < end
         if opened.is_known and is_there:
             log.warning("replication: skipped topic=%s from=%d to=%d", errand.name, start, end)
-            chain.put(Stretch(start, end, False, b"", (), 0), until=until)
-            chain.settle(until=until)
-        progress = chain.progress
+            stream.put(EncodedRange(start, end, False, b"", (), 0), until=until)
+            stream.settle(until=until)
+        progress = stream.progress
         if not progress.is_known:
             return CopyOutcome(name=errand.name, position=max(start, end))
         return CopyOutcome(
@@ -380,4 +389,4 @@ def skip(link: ClusterClient, errand: Errand, ends: LinkEnds, start: int) -> Cop
             kept_position=progress.kept_position,
         )
     finally:
-        chain.close()
+        stream.close()

@@ -2,14 +2,14 @@
 
 **Values.** ``CopyShare`` and its errands go to a task, a ``CopyOutcome`` for each errand comes back.
 
-**Streams** (``Chain``): ranges on their way into one topic of the target, as its copier sees them.
+**Streams** (``TargetStream``): ranges on their way into one topic of the target, from one source.
 
-    stretches  1  2  3  4  5                  on their way without waiting, a bounded number of bytes
+    ranges     1  2  3  4  5                  on their way without waiting, a bounded number of bytes
     answers    1  2  ended(why, where)        3 was refused, 4 and 5 with it
 
-What is known of the chain (``CopyProgress``) is only ever what the target has said: where it was at the
-opening, the end of each stretch that has its receipt, and what the end of the stream says. Nothing is
-concluded from what was sent, so whatever fails in a row of stretches, the copier can continue from there.
+What is known of the source position (``CopyProgress``) is only ever what the target has said: where it was
+at the opening, the end of each range that has its receipt, and what the end of the stream says. Nothing is
+concluded from what was sent, so whatever fails in a row of ranges, the copier can continue from there.
 
 The stream belongs to the event loop of its ``TargetCluster``; the methods are for one other thread. Each of
 them has a moment (of ``time.monotonic``) at which it gives up.
@@ -117,8 +117,8 @@ class CopyOutcome:
     """Messages that were left out: excluded, from other clusters without ``forward``, or loops."""
     code: str = ""
     """Sava's error code; empty if all went well within the budget. Also ``source_gone`` (retention deleted
-    messages that were not copied; ``reason`` names them), ``chain_missing`` (the target has no source
-    position although it had one), ``target_replaced`` (another topic of the same name),
+    messages that were not copied; ``reason`` names them), ``source_position_missing`` (the target has
+    none although it had one), ``target_replaced`` (another topic of the same name),
     ``source_unavailable`` and ``source_denied`` (``unavailable`` and ``denied`` are the target's)."""
     reason: str = ""
     may_pass: bool = False
@@ -128,7 +128,7 @@ class CopyOutcome:
 T = TypeVar("T")
 
 UNANSWERED: Final = 8
-"""Stretches of one chain that are on their way: the target reads, checks and writes different ones at a
+"""Ranges of one source that are on their way: the target reads, checks and writes different ones at a
 time."""
 UNANSWERED_BYTES: Final = 8 << 20
 """Of them; a larger one goes alone."""
@@ -158,8 +158,8 @@ class Owners:
         self._known.pop(topic, None)
 
 
-class Stretch(NamedTuple):
-    """As ``replica.proto`` has it."""
+class EncodedRange(NamedTuple):
+    """A ``SourceRange`` of ``replica.proto``, with its batches encoded."""
 
     start: int
     end: int
@@ -187,18 +187,18 @@ class CopyProgress:
     duplicates: int = 0
     skipped: int = 0
 
-    def receive(self, stretch: Stretch, receipt: pb.SourceReceipt) -> None:
-        """The stretch is durable."""
+    def receive(self, source_range: EncodedRange, receipt: pb.SourceReceipt) -> None:
+        """The range is durable."""
         self.is_known, self.position = True, receipt.position
         self.kept_position = receipt.kept_position
         self.messages += receipt.appended
-        self.bytes += len(stretch.batches)
+        self.bytes += len(source_range.batches)
         self.duplicates += receipt.duplicates
-        self.skipped += stretch.skipped + receipt.loops
+        self.skipped += source_range.skipped + receipt.loops
 
 
-class Chain:
-    """Made by ``Target.chain``."""
+class TargetStream:
+    """An append stream to one topic of the target, made by ``TargetCluster.append_stream``."""
 
     def __init__(
         self, loop: LoopThread, connection: Connection, owners: Owners, topic: str, source: pb.Source
@@ -206,7 +206,7 @@ class Chain:
         self.topic = topic
         self.progress = CopyProgress()
         self.ended: pb.SourceEnded | None = None
-        """A stretch was refused, or failed."""
+        """A range was refused, or failed."""
         self._loop = loop
         self._connection = connection
         self._owners = owners
@@ -216,7 +216,7 @@ class Chain:
         self._stream: ClientStream | None = None
         self._is_opening = False
         self._reading: asyncio.Task[None] | None = None
-        self._unanswered: deque[Stretch] = deque()
+        self._unanswered: deque[EncodedRange] = deque()
         self._unanswered_bytes = 0
         self._changed = asyncio.Event()
         self._failure: ClientError | None = None
@@ -228,12 +228,12 @@ class Chain:
         may. Raises Unavailable, Refused."""
         return self._loop.run(self._within(self._open(end_by), until, "opened"))
 
-    def put(self, stretch: Stretch, *, until: float) -> bool:
-        """Send it as soon as there is room. False: the chain has ended. Raises Unavailable, Refused."""
-        return self._loop.run(self._within(self._put(stretch), until, "answered"))
+    def put(self, source_range: EncodedRange, *, until: float) -> bool:
+        """Send it as soon as there is room. False: the stream has ended. Raises Unavailable, Refused."""
+        return self._loop.run(self._within(self._put(source_range), until, "answered"))
 
     def settle(self, *, until: float) -> None:
-        """Until everything is answered, or the chain has ended. Raises Unavailable, Refused."""
+        """Until everything is answered, or the stream has ended. Raises Unavailable, Refused."""
         self._loop.run(self._within(self._settle(), until, "answered"))
 
     def close(self) -> None:
@@ -286,24 +286,26 @@ class Chain:
         self._failure = None
         self.progress.is_known, self.progress.position = opened.is_known, opened.position
         self.progress.kept_position = opened.kept_position
-        self._reading = asyncio.create_task(self._read(self._stream), name=f"sava chain of {self.topic}")
+        self._reading = asyncio.create_task(
+            self._read(self._stream), name=f"sava append stream of {self.topic}"
+        )
         return opened
 
     @staticmethod
     def _left(until: float) -> float:
         return max(until - asyncio.get_running_loop().time(), 0.001)
 
-    async def _put(self, stretch: Stretch) -> bool:
+    async def _put(self, source_range: EncodedRange) -> bool:
         assert self._stream is not None
-        size = len(stretch.batches)
+        size = len(source_range.batches)
         while self._goes_on() and self._unanswered and not self._has_room(size):
             await self._change()
         if not self._goes_on():
             return False
-        self._unanswered.append(stretch)
+        self._unanswered.append(source_range)
         self._unanswered_bytes += size
         try:
-            await self._stream.write(pb.AppendRequest(range=stretch.message()))
+            await self._stream.write(pb.AppendRequest(range=source_range.message()))
         except ClientError as error:
             # The end of the stream says why, and a write only that it has ended.
             assert self._reading is not None
@@ -347,9 +349,9 @@ class Chain:
     def _receive(self, receipt: pb.SourceReceipt) -> None:
         if not self._unanswered or self._unanswered[0].end != receipt.position:
             raise ClientError(f"{self.topic}: the target has a receipt for {receipt.position}, out of order")
-        stretch = self._unanswered.popleft()
-        self._unanswered_bytes -= len(stretch.batches)
-        self.progress.receive(stretch, receipt)
+        source_range = self._unanswered.popleft()
+        self._unanswered_bytes -= len(source_range.batches)
+        self.progress.receive(source_range, receipt)
 
     def _end(self, ended: pb.SourceEnded) -> None:
         self.ended = ended
@@ -425,17 +427,17 @@ class TargetCluster:
         response: pb.ApplyAcksResponse = self._ask("ApplyAcks", request, ACKS_S, ACKS_S)
         return response
 
-    def chain(self, topic: str, source: pb.Source) -> Chain:
+    def append_stream(self, topic: str, source: pb.Source) -> TargetStream:
         """A stream that the caller opens and closes."""
-        return Chain(self._loop, self._connection, self._owners, topic, source)
+        return TargetStream(self._loop, self._connection, self._owners, topic, source)
 
     def append_each(
-        self, stretches: Sequence[pb.EachAppend], *, until: float
+        self, appends: Sequence[pb.EachAppend], *, until: float
     ) -> Future[dict[str, pb.SourceReceipt | None]]:
         """Multi-topic append: one range for each topic, one call per broker. Returns receipts by topic; None
         if the range was refused or its outcome is unknown. A topic is missing if its range was sent and not
         answered before ``until`` (``time.monotonic``)."""
-        return self._loop.begin(append_each(self._calls, stretches, until))
+        return self._loop.begin(append_each(self._calls, appends, until))
 
     def _ask(self, method: str, request: Any, timeout: float = CALL_S, attempt: float = ATTEMPT_S) -> Any:
         asked = self._connection.ask(

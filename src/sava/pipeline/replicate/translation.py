@@ -47,7 +47,7 @@ from sava.client.errors import Denied, Refused
 from sava.errors import CallerError, Outcome, SavaError
 from sava.pipeline.cluster import ClusterClient
 from sava.pipeline.errors import at_source
-from sava.pipeline.replicate.target import Errand, LinkEnds, Stretch, TargetCluster
+from sava.pipeline.replicate.target import EncodedRange, Errand, LinkEnds, TargetCluster
 from sava.pipeline.source.reading import Rows
 from sava.proto import replica_pb2 as pb
 from sava.records import STORED_COLUMNS, BatchTooLarge, RecordBatch, schema_of
@@ -424,15 +424,15 @@ class RangeBuilder:
         way = CopyRoute(ends.source_name, topic, ends.target_name, errand.forward)
         return cls(errand.name, way, schemas.translate, max_message_size=max_message_size)
 
-    def stretches(self, rows: Iterable[Rows], start: int, *, begin: bool) -> Generator[Stretch, None, None]:
+    def ranges(self, rows: Iterable[Rows], start: int, *, begin: bool) -> Generator[EncodedRange, None, None]:
         """Yield what comes before a message that cannot be copied, then raise MessageTooLargeForTarget,
         SchemaConflict, DataGap or what ``schemas`` raises."""
         for at, portion in self._portions(rows, start):
-            for stretch in self._stretches(at, portion):
-                yield stretch._replace(begin=begin)
+            for source_range in self._cut(at, portion):
+                yield source_range._replace(begin=begin)
                 begin = False
 
-    def _stretches(self, at: int, portion: Any) -> Iterator[Stretch]:
+    def _cut(self, at: int, portion: Any) -> Iterator[EncodedRange]:
         """The whole portion, or the part before the first message that cannot be copied. Which messages share
         a portion is chance: the progress of a partition must not depend on it."""
         end = at + portion.num_rows
@@ -440,18 +440,18 @@ class RangeBuilder:
         while end > at:
             translated = self._way.translate(portion.slice(0, end - at), at)
             try:
-                stretch = self._stretch(at, end, translated)
+                source_range = self._encoded(at, end, translated)
             except MessageTooLargeForTarget as error:
                 end, trouble = error.offset, error
             except SchemaConflict as error:
                 end, trouble = translated.offsets[error.row].as_py(), error
             else:
-                yield stretch
+                yield source_range
                 break
         if trouble is not None:
             raise trouble
 
-    def _stretch(self, start: int, end: int, translated: Translated) -> Stretch:
+    def _encoded(self, start: int, end: int, translated: Translated) -> EncodedRange:
         batches = b""
         if len(translated.offsets):
             self._check_sizes(translated)
@@ -461,7 +461,7 @@ class RangeBuilder:
             except BatchTooLarge as error:  # a portion is that large only if it is one message
                 size = rows.column("payload").nbytes
                 raise MessageTooLargeForTarget(self._name, start, size, error.limit) from error
-        return Stretch(start, end, False, batches, translated.ranges(), translated.skipped)
+        return EncodedRange(start, end, False, batches, translated.ranges(), translated.skipped)
 
     def _check_sizes(self, translated: Translated) -> None:
         sizes = pc.binary_length(translated.rows.column("payload"))

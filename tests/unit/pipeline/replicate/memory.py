@@ -31,37 +31,37 @@ UNKNOWN = Fault(grpc.StatusCode.UNIMPLEMENTED)
 
 
 @dataclass
-class MemoryChain:
-    """The chain of one source into one topic, as simply as it can be written."""
+class MemoryCopy:
+    """The copy of one source in one topic, as simply as it can be written."""
 
     is_known: bool = False
     position: int = 0
     messages: list[Message] = field(default_factory=list)
-    stretches: list[tuple[int, int]] = field(default_factory=list)
+    ranges: list[tuple[int, int]] = field(default_factory=list)
 
-    def take(self, stretch: pb.SourceRange) -> int | None:
+    def take(self, source_range: pb.SourceRange) -> int | None:
         """How many messages were appended; None: it does not follow."""
-        if stretch.begin is self.is_known or (self.is_known and stretch.start != self.position):
+        if source_range.begin is self.is_known or (self.is_known and source_range.start != self.position):
             return None
-        found = [message for batch in iter_batches(stretch.batches) for message in batch.verify()]
-        flat = stretch.offsets
+        found = [message for batch in iter_batches(source_range.batches) for message in batch.verify()]
+        flat = source_range.offsets
         offsets = [n for start, end in zip(flat[::2], flat[1::2], strict=True) for n in range(start, end)]
         assert len(offsets) == len(found)
-        assert stretch.start < stretch.end
-        self.is_known, self.position = True, stretch.end
+        assert source_range.start < source_range.end
+        self.is_known, self.position = True, source_range.end
         self.messages += found
-        self.stretches.append((stretch.start, stretch.end))
+        self.ranges.append((source_range.start, source_range.end))
         return len(found)
 
 
-Order = Callable[[MemoryChain, pb.SourceRange], pb.SourceEnded | Fault | None]
-"""What is to happen in place of taking a stretch: the end of the chain, or of the stream; None: take it."""
+Order = Callable[[MemoryCopy, pb.SourceRange], pb.SourceEnded | Fault | None]
+"""What is to happen in place of taking a range: an ordered end, or a failure of the stream; None: take it."""
 
 
 class Replica(rpc.ReplicaServicer):
     def __init__(self) -> None:
-        self.sources: dict[str, MemoryChain] = {}
-        self.order: Order = lambda chain, stretch: None
+        self.sources: dict[str, MemoryCopy] = {}
+        self.order: Order = lambda copied, source_range: None
         self.refuse_opening: dict[str, Fault] = {}
         self.refuse_openings: list[Fault] = []
         """The next ones, whatever they are of."""
@@ -81,8 +81,8 @@ class Replica(rpc.ReplicaServicer):
         self.most_unanswered = 0
         self.unanswered = 0
 
-    def chain(self, topic: str) -> MemoryChain:
-        return self.sources.setdefault(topic, MemoryChain())
+    def copied(self, topic: str) -> MemoryCopy:
+        return self.sources.setdefault(topic, MemoryCopy())
 
     async def Append(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # as in the real one
         opening = (await context.read()).open
@@ -93,13 +93,13 @@ class Replica(rpc.ReplicaServicer):
             await self.refuse_opening[opening.topic].tell(context)
         if opening.topic in self.silent_openings:
             await asyncio.Event().wait()
-        chain = self.chain(opening.topic)
+        copied = self.copied(opening.topic)
         opened = pb.SourceOpened(
-            is_known=chain.is_known,
-            position=chain.position,
+            is_known=copied.is_known,
+            position=copied.position,
             topic_id=TARGET_TOPIC_ID,
             max_message_size=self.max_message_size,
-            kept_position=chain.position,
+            kept_position=copied.position,
         )
         await context.write(pb.AppendResponse(opened=opened))
         taken: asyncio.Queue[pb.SourceReceipt | pb.SourceEnded | Fault] = asyncio.Queue()
@@ -107,10 +107,10 @@ class Replica(rpc.ReplicaServicer):
         self.unanswered = 0
         try:
             while (request := await context.read()) is not END and not answering.done():
-                stretch = request.range
+                source_range = request.range
                 self.unanswered += 1
                 self.most_unanswered = max(self.most_unanswered, self.unanswered)
-                taken.put_nowait(self._taken(chain, stretch))
+                taken.put_nowait(self._taken(copied, source_range))
             await answering
         finally:
             answering.cancel()
@@ -132,26 +132,26 @@ class Replica(rpc.ReplicaServicer):
             return pb.EachAnswer(number=number, code=self.refuse_together[topic])
         if each.topic_id != TARGET_TOPIC_ID:
             return pb.EachAnswer(number=number, code="topic_mismatch")
-        answer = self._taken(self.chain(topic), each.range)
+        answer = self._taken(self.copied(topic), each.range)
         if isinstance(answer, pb.SourceReceipt):
             return pb.EachAnswer(number=number, receipt=answer)
         return pb.EachAnswer(number=number, code=answer.code)
 
     def _taken(
-        self, chain: MemoryChain, stretch: pb.SourceRange
+        self, copied: MemoryCopy, source_range: pb.SourceRange
     ) -> pb.SourceReceipt | pb.SourceEnded | Fault:
-        ordered = self.order(chain, stretch)
+        ordered = self.order(copied, source_range)
         if ordered is not None:
             return ordered
-        count = chain.take(stretch)
+        count = copied.take(source_range)
         if count is None:
             return pb.SourceEnded(
                 code="source_position_mismatch",
                 reason="as told",
-                is_known=chain.is_known,
-                position=chain.position,
+                is_known=copied.is_known,
+                position=copied.position,
             )
-        return pb.SourceReceipt(position=stretch.end, appended=count, kept_position=stretch.end)
+        return pb.SourceReceipt(position=source_range.end, appended=count, kept_position=source_range.end)
 
     async def _answer(self, taken: asyncio.Queue[Any], context: Any) -> None:
         while True:
@@ -275,7 +275,7 @@ class World:
         )
 
     def copied(self, name: str) -> list[int]:
-        return [int(message.payload) for message in self.replica.chain(name).messages]
+        return [int(message.payload) for message in self.replica.copied(name).messages]
 
     def call(self, work: Callable[[], None]) -> None:
         """Where the brokers are."""

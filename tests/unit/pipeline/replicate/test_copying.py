@@ -21,11 +21,11 @@ from sava.records import RecordBatch
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 from tests.support.waiting import HURRIES, PATIENCE_S, OwnTime
 from tests.unit.client.server import AWAY, Fault, refused
-from tests.unit.pipeline.replicate.memory import MemoryChain, World
+from tests.unit.pipeline.replicate.memory import MemoryCopy, World
 
 TOPIC = "/default/orders"
 LARGE = 20_000
-"""Bytes of messages, so that fifty make a stretch."""
+"""Bytes of messages, so that fifty make a range."""
 
 
 def run(world: World, *errands: Errand, budget: float = PATIENCE_S) -> list[CopyOutcome]:
@@ -44,37 +44,37 @@ def hurry(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def ends(code: str, at: Callable[[pb.SourceRange], bool], *, may_pass: bool = False) -> Any:
-    def order(chain: MemoryChain, stretch: pb.SourceRange) -> pb.SourceEnded | None:
-        if not at(stretch):
+    def order(copied: MemoryCopy, source_range: pb.SourceRange) -> pb.SourceEnded | None:
+        if not at(source_range):
             return None
         return pb.SourceEnded(
             code=code,
             reason="as ordered",
             may_pass=may_pass,
-            is_known=chain.is_known,
-            position=chain.position,
+            is_known=copied.is_known,
+            position=copied.position,
         )
 
     return order
 
 
-# -- where the chain is ----------------------------------------------------------------------------
+# -- where the copy is ----------------------------------------------------------------------------
 
 
-def test_a_new_chain_begins_where_it_is_told_to(world: World) -> None:
+def test_a_new_copy_begins_where_it_is_told_to(world: World) -> None:
     world.publish(TOPIC, 1000)
     outcome = run_one(world, world.errand(TOPIC, begin=300, start=300))
     assert (outcome.code, outcome.is_known, outcome.position, outcome.kept_position) == ("", True, 1000, 1000)
     assert outcome.messages == 700
     assert outcome.bytes > 700
     assert world.copied(TOPIC) == list(range(300, 1000))
-    last = world.replica.chain(TOPIC).messages[-1]
+    last = world.replica.copied(TOPIC).messages[-1]
     assert last.origin == ("eu", 999)
     assert last.attributes == {PATH: "eu", ORIGIN_TOPIC: origin_topic("id-of-eu", 1)}
     assert last.publish_time == 900
 
 
-def test_a_chain_goes_on_where_it_is_whatever_was_planned(world: World) -> None:
+def test_a_copy_goes_on_where_it_is_whatever_was_planned(world: World) -> None:
     world.publish(TOPIC, 1000)
     run_one(world, world.errand(TOPIC, end=450))
     outcome = run_one(world, world.errand(TOPIC, begin=None))
@@ -92,10 +92,10 @@ def test_a_plan_that_begins_behind_the_position_is_made_anew(world: World) -> No
     assert world.copied(TOPIC) == list(range(450))
 
 
-def test_a_chain_that_must_be_there_is_not_begun_again(world: World) -> None:
+def test_a_copy_that_must_be_there_is_not_begun_again(world: World) -> None:
     world.publish(TOPIC, 100)
     outcome = run_one(world, world.errand(TOPIC, begin=None))
-    assert (outcome.code, outcome.is_known, outcome.may_pass) == ("chain_missing", False, False)
+    assert (outcome.code, outcome.is_known, outcome.may_pass) == ("source_position_missing", False, False)
     assert world.copied(TOPIC) == []
 
 
@@ -117,13 +117,13 @@ def test_nor_is_another_topic_of_the_same_name_read(world: World) -> None:
 
 
 @pytest.mark.parametrize("failing", range(6))
-def test_the_failure_of_one_stretch_in_a_row_loses_nothing(world: World, failing: int) -> None:
+def test_the_failure_of_one_range_in_a_row_loses_nothing(world: World, failing: int) -> None:
     """One of several that are on their way fails, the stream lives on, and those behind it are refused: they
     are no proof that it came. (A watermark would have taken the repeated one for a duplicate.)"""
     world.publish(TOPIC, 300, per_batch=10, size=LARGE)
     seen = 0
 
-    def at(stretch: pb.SourceRange) -> bool:
+    def at(source_range: pb.SourceRange) -> bool:
         nonlocal seen
         seen += 1
         return seen == failing + 1
@@ -140,12 +140,12 @@ def test_somebody_who_was_faster_is_no_error(world: World) -> None:
     world.publish(TOPIC, 300, per_batch=10, size=LARGE)
     is_first = True
 
-    def order(chain: MemoryChain, stretch: pb.SourceRange) -> None:
+    def order(copied: MemoryCopy, source_range: pb.SourceRange) -> None:
         """The other one copies up to 200 as soon as this one has begun."""
         nonlocal is_first
         if is_first:
             is_first = False
-            chain.is_known, chain.position = True, 200
+            copied.is_known, copied.position = True, 200
 
     world.replica.order = order
     outcome = run_one(world, world.errand(TOPIC))
@@ -225,8 +225,8 @@ def test_a_target_that_falls_silent_holds_nobody(world: World, monkeypatch: pyte
     """What it has said before counts."""
     world.publish(TOPIC, 300, per_batch=10, size=LARGE)
 
-    def order(chain: MemoryChain, stretch: pb.SourceRange) -> None:
-        if stretch.start > 100:
+    def order(copied: MemoryCopy, source_range: pb.SourceRange) -> None:
+        if source_range.start > 100:
             world.replica.receipts.clear()
 
     world.replica.order = order
@@ -239,7 +239,7 @@ def test_a_target_that_falls_silent_holds_nobody(world: World, monkeypatch: pyte
             break
     assert (outcome.code, outcome.may_pass) == ("unavailable", True)
     assert 0 < outcome.position < 300
-    world.replica.order = lambda chain, stretch: None
+    world.replica.order = lambda copied, source_range: None
     world.call(world.replica.receipts.set)
     assert run_one(world, world.errand(TOPIC)).position == 300
     assert world.copied(TOPIC) == list(range(300))
@@ -309,7 +309,7 @@ def test_messages_that_are_gone_are_named(world: World, monkeypatch: pytest.Monk
 
 
 def test_a_gap_in_what_is_read_is_not_passed_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stretch says that there is nothing else between its ends."""
+    """A range says that there is nothing else between its ends."""
     world.publish(TOPIC, 300)
     batches = world.source.topics[TOPIC].batches
 
@@ -340,10 +340,10 @@ def test_a_message_that_is_too_large_stops_there_and_not_before(world: World) ->
     assert world.copied(TOPIC) == list(range(610))
 
 
-def test_stretches_are_about_a_megabyte(world: World) -> None:
+def test_ranges_are_about_a_megabyte(world: World) -> None:
     world.publish(TOPIC, 20_000, per_batch=10, size=100)
     world.publish(TOPIC, 200, per_batch=200, size=LARGE)
     run_one(world, world.errand(TOPIC))
-    stretches = world.replica.chain(TOPIC).stretches
-    assert 4 <= len(stretches) <= 12
+    ranges = world.replica.copied(TOPIC).ranges
+    assert 4 <= len(ranges) <= 12
     assert world.copied(TOPIC) == list(range(20_200))

@@ -223,7 +223,7 @@ class Engine(CopyEngine):
             return ordered
         position = self.positions.get(errand.name, errand.begin)
         if position is None:
-            return CopyOutcome(name=errand.name, code="chain_missing", reason="no chain")
+            return CopyOutcome(name=errand.name, code="source_position_missing", reason="no copy")
         before = position
         if errand.pieces and errand.pieces[0].start <= position < errand.end:
             position = self.positions[errand.name] = errand.end
@@ -346,7 +346,7 @@ def ranges(world: World) -> list[tuple[int, int]]:
     return [(piece.start, piece.end) for errand in world.engine.errands for piece in errand.pieces]
 
 
-def test_the_chain_begins_where_the_policy_says_and_only_once(world: World) -> None:
+def test_the_copy_begins_where_the_policy_says_and_only_once(world: World) -> None:
     world.cluster.link.topics[0].policy.start = "1700000000000000"
     job = world.start()
     world.copied()
@@ -359,7 +359,7 @@ def test_the_chain_begins_where_the_policy_says_and_only_once(world: World) -> N
     assert not job.end
 
 
-def test_a_chain_that_was_there_and_is_not_is_no_reason_to_begin_anew(world: World) -> None:
+def test_a_copy_that_was_there_and_is_not_is_no_reason_to_begin_anew(world: World) -> None:
     """The target has lost it, and has the same topic still. A second driver knows from the reports."""
     first = world.start()
     world.copied()

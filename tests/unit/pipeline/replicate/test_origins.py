@@ -137,7 +137,7 @@ def test_a_name_is_no_pattern() -> None:
 
 
 def test_what_a_client_claims_is_not_believed() -> None:
-    """Only what a chain has written says where a message is from."""
+    """Only what a copier has written says where a message is from."""
     claims = [
         own(0, **{PATH: "us"}),
         own(1, **{PATH: "us", ORIGIN_TOPIC: "x"}),

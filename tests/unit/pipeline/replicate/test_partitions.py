@@ -86,7 +86,7 @@ class TestPlanning:
         state.see(PartitionExtent(0, 0, 11), 1.0, 0)
         assert state.plan(1.0, 0) is not None
 
-    def test_a_chain_that_has_not_begun_begins_where_it_was_first_planned(self) -> None:
+    def test_a_copy_that_has_not_begun_begins_where_it_was_first_planned(self) -> None:
         state = partition(start=3)
         step = state.plan(0.0, 0)
         assert step is not None
@@ -96,11 +96,11 @@ class TestPlanning:
         state.see(PartitionExtent(5, 5, 10), 0.0, 0)  # retention goes on
         assert state.begin == 3
 
-    def test_a_chain_does_not_begin_before_it_is_on_record_where(self) -> None:
+    def test_a_copy_does_not_begin_before_it_is_on_record_where(self) -> None:
         state = partition(start=3)
         step = state.plan(0.0, 0)
         assert step is not None
-        assert state.is_recorded, "the target has not been heard: the chain may have begun elsewhere"
+        assert state.is_recorded, "the target has not been heard: the copy may have begun elsewhere"
         state.begin_step(step, 0.0)
         state.note(CopyOutcome(name=NAME), 0.0, 0)
         assert (state.is_recorded, state.due_begin) == (False, 3)
@@ -110,7 +110,7 @@ class TestPlanning:
         told(state, 10, messages=7)
         assert (state.is_recorded, state.due_begin) == (True, 3)
 
-    def test_where_a_chain_began_stays_on_record_under_any_later_policy(self) -> None:
+    def test_where_a_copy_began_stays_on_record_under_any_later_policy(self) -> None:
         state = partition(start=0)
         state.recorded_begin = 3
         told(state, 5)
@@ -120,14 +120,14 @@ class TestPlanning:
         told(state, 5)  # it was begun again, and is still there
         assert state.due_begin == 3
 
-    def test_a_chain_that_was_reported_must_be_there(self) -> None:
+    def test_a_copy_that_was_reported_must_be_there(self) -> None:
         state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
         state.seed(pb.LinkPartition(position=5, end=9, was_seen=True), is_same_target=True)
         assert (state.was_seen, state.position, state.needs_begin) == (True, 5, False)
         state.start_at(0)
         assert state.begin is None
 
-    def test_a_chain_of_a_topic_that_is_not_there_any_more_begins_anew(self) -> None:
+    def test_a_copy_of_a_topic_that_is_not_there_any_more_begins_anew(self) -> None:
         state = PartitionState(NAME, 0, 7, remedy=REMEDY, throttle=Throttle(0, 0.0), now=0.0)
         state.seed(
             pb.LinkPartition(position=5, messages=5, was_seen=True, disconnects=3), is_same_target=False
@@ -136,7 +136,7 @@ class TestPlanning:
 
     def test_a_plan_from_before_a_new_beginning_does_not_count(self) -> None:
         """An errand into the old topic is under way when somebody asks for the topic to be created again. Its
-        outcome must not make the new topic's chain one that must be there."""
+        outcome must not make the new topic's copy one that must be there."""
         state = partition()
         told(state, 4)
         step = state.plan(0.0, 0)
@@ -180,7 +180,7 @@ class TestFailing:
             ("source_denied", LinkState.FAILED),
             ("schema_refused", LinkState.SCHEMA_REFUSED),
             ("message_too_large", LinkState.FAILED),
-            ("chain_missing", LinkState.FAILED),
+            ("source_position_missing", LinkState.FAILED),
         ],
     )
     def test_what_keeps_it_is_its_state(self, code: str, expected: LinkState) -> None:
@@ -258,7 +258,7 @@ class TestFailing:
         assert state.plan(2.0, 0) is None
         assert state.is_lost
 
-    def test_a_chain_that_has_not_begun_begins_behind_what_is_lost(self) -> None:
+    def test_a_copy_that_has_not_begun_begins_behind_what_is_lost(self) -> None:
         state = partition(end=10)
         step = state.plan(0.0, 0)
         assert step is not None

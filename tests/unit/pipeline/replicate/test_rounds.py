@@ -375,7 +375,7 @@ def test_an_extent_is_what_a_partition_needs_to_be_planned() -> None:
     assert partition.plan(0.0, 0) is not None
 
 
-def test_what_is_lost_is_left_out_of_the_chain_when_somebody_has_agreed(world: World) -> None:
+def test_what_is_lost_is_left_out_of_the_copy_when_somebody_has_agreed(world: World) -> None:
     world.publish("/default/t", 100)
     copy(CopyShare(ends=world.ends, errands=(world.errand("/default/t", end=40),), budget_s=1.0))
     lost = replace(world.errand("/default/t", begin=None), pieces=())
@@ -391,7 +391,7 @@ def test_what_is_lost_is_left_out_of_the_chain_when_somebody_has_agreed(world: W
     assert world.copied("/default/t") == [*range(40), *range(60, 100)]
 
 
-def test_a_chain_that_has_not_begun_begins_behind_what_is_lost(world: World) -> None:
+def test_a_copy_that_has_not_begun_begins_behind_what_is_lost(world: World) -> None:
     world.publish("/default/t", 100)
     outcome = skip(Source(first=60).link, world.errand("/default/t"), world.ends, 0)
     assert (outcome.is_known, outcome.position) == (False, 60)

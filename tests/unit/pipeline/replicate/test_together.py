@@ -17,7 +17,7 @@ from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.target import CopyOutcome, CopyShare, Errand
 from sava.proto import replica_pb2 as pb
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
-from tests.unit.pipeline.replicate.memory import MemoryChain, Remote, Source, World
+from tests.unit.pipeline.replicate.memory import MemoryCopy, Remote, Source, World
 
 NAMES = [f"/default/t{number}" for number in range(20)]
 BEFORE, NEWS = 100, 50
@@ -33,7 +33,7 @@ def errands(world: World) -> list[Errand]:
     for name in NAMES:
         world.publish(name, BEFORE)
     assert {outcome.code for outcome in run(world, [world.errand(name) for name in NAMES])} == {""}
-    assert not world.replica.together, "chains are begun one by one"
+    assert not world.replica.together, "copies are begun one by one"
     for name in NAMES:
         world.publish(name, NEWS, per_batch=10)
     world.replica.openings = 0
@@ -55,7 +55,7 @@ def test_what_many_have_is_read_by_one_call_and_appended_by_one(world: World, er
         assert (outcome.position, outcome.kept_position) == (BEFORE + NEWS, BEFORE + NEWS)
         assert outcome.bytes > NEWS
     assert all_is_there(world)
-    last = world.replica.chain(NAMES[0]).messages[-1]
+    last = world.replica.copied(NAMES[0]).messages[-1]
     assert last.origin == ("eu", BEFORE + NEWS - 1)
     assert last.attributes == {PATH: "eu", ORIGIN_TOPIC: origin_topic("id-of-eu", 1)}
 
@@ -69,7 +69,7 @@ def test_each_broker_has_one_call_with_what_it_has(world: World) -> None:
         world.loop.run(broker.start())
     for number, name in enumerate(NAMES):
         world.publish(name, BEFORE)
-        world.replica.chain(name).is_known = True
+        world.replica.copied(name).is_known = True
         world.source.places[name] = (world.source if number % 2 else source).address
         world.remote.places[name] = (world.remote if number < 10 else remote).address
     outcomes = run(world, [world.errand(name, begin=None) for name in NAMES])
@@ -104,7 +104,7 @@ def test_the_same_twice_at_once(world: World, errands: list[Errand]) -> None:
 
 
 def test_an_answer_that_is_lost_is_asked_for(world: World, errands: list[Errand]) -> None:
-    """Everything is appended, the connection breaks, nobody was told: chains are opened, and say so."""
+    """Everything is appended, the connection breaks, nobody was told: copies are opened, and say so."""
     world.replica.breaks_together = True
     outcomes = run(world, errands)
     assert {(outcome.code, outcome.position) for outcome in outcomes} == {("", BEFORE + NEWS)}
@@ -126,18 +126,18 @@ def test_a_cluster_of_a_version_that_knows_no_such_calls(
 
 
 def test_those_that_are_refused_say_why_and_disturb_no_other(world: World, errands: list[Errand]) -> None:
-    """One has moved to another broker, one has another chain than was planned for, one is another topic by
+    """One has moved to another broker, one has another copy than was planned for, one is another topic by
     now, one has none any more, one meets a full disk."""
     moved, ahead, _, missing, full = NAMES[:5]
     world.replica.refuse_together[moved] = "not_owner"
-    world.replica.chain(ahead).position = BEFORE + 30
+    world.replica.copied(ahead).position = BEFORE + 30
     errands[2] = replace(errands[2], target_topic_id=77)
-    world.replica.chain(missing).is_known = False
+    world.replica.copied(missing).is_known = False
 
-    def order(chain: MemoryChain, stretch: pb.SourceRange) -> pb.SourceEnded | None:
-        if chain is not world.replica.chain(full):
+    def order(copied: MemoryCopy, source_range: pb.SourceRange) -> pb.SourceEnded | None:
+        if copied is not world.replica.copied(full):
             return None
-        return pb.SourceEnded(code="disk_full", may_pass=True, is_known=True, position=chain.position)
+        return pb.SourceEnded(code="disk_full", may_pass=True, is_known=True, position=copied.position)
 
     world.replica.order = order
     outcomes = run(world, errands)
@@ -145,7 +145,7 @@ def test_those_that_are_refused_say_why_and_disturb_no_other(world: World, erran
         ("", BEFORE + NEWS),
         ("", BEFORE + NEWS),
         ("target_replaced", BEFORE),
-        ("chain_missing", BEFORE),
+        ("source_position_missing", BEFORE),
         ("disk_full", BEFORE),
     ]
     assert (outcomes[1].messages, outcomes[0].messages) == (20, NEWS)
@@ -156,14 +156,14 @@ def test_those_that_are_refused_say_why_and_disturb_no_other(world: World, erran
 
 
 def test_a_message_that_is_too_large_stops_its_own_topic(world: World, errands: list[Errand]) -> None:
-    """How large one may be is not known before; the target refuses the stretch, and what is before the
+    """How large one may be is not known before; the target refuses the range, and what is before the
     message is copied all the same."""
     world.publish(NAMES[0], 10, per_batch=10, size=500)
     world.replica.max_message_size = 400
 
-    def order(chain: MemoryChain, stretch: pb.SourceRange) -> pb.SourceEnded | None:
-        if chain is world.replica.chain(NAMES[0]) and stretch.end > BEFORE + NEWS:
-            return pb.SourceEnded(code="message_too_large", is_known=True, position=chain.position)
+    def order(copied: MemoryCopy, source_range: pb.SourceRange) -> pb.SourceEnded | None:
+        if copied is world.replica.copied(NAMES[0]) and source_range.end > BEFORE + NEWS:
+            return pb.SourceEnded(code="message_too_large", is_known=True, position=copied.position)
         return None
 
     world.replica.order = order

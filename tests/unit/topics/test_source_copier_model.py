@@ -3,7 +3,7 @@ that any of them has, and brings it once.
 
 Five copy: two of them the same source at once, two clusters that have copies of some of the same messages
 between their own, and one that sends what it likes. No path has everything: each begins somewhere, and some
-messages are not for this or that cluster in the midst. Each keeps stretches under way and learns of their
+messages are not for this or that cluster in the midst. Each keeps ranges under way and learns of their
 fate when it looks. The model knows what the sources hold, and nothing of how the topic keeps it.
 """
 
@@ -29,7 +29,7 @@ from sava.topics.source_copier import Copied, SourceCopier
 from tests.sim.disk import SimDisk
 from tests.support.copying import Origins, of_origin
 from tests.support.storage import EAGER, LAZY, TOPIC, Cluster, batch, contents
-from tests.unit.topics.copies import chain_into, kill
+from tests.unit.topics.copies import copier_into, kill
 
 LENGTH = 60
 BATCH = 4000
@@ -46,7 +46,7 @@ steps = st.one_of(
 
 
 class Copier:
-    """Goes on from what it was told, without waiting for its stretches."""
+    """Goes on from what it was told, without waiting for its ranges."""
 
     def __init__(self, world: World, origins: Origins, start: int) -> None:
         self._world = world
@@ -54,7 +54,7 @@ class Copier:
         self._start = min(start, len(origins.held) - 1)
         self.is_refused = False
         """For good."""
-        self._chain: SourceCopier | None = None
+        self._copier: SourceCopier | None = None
         self._position = 0
         self._is_known = False
         self._under_way: list[asyncio.Future[Copied]] = []
@@ -62,45 +62,45 @@ class Copier:
     async def send(self, count: int) -> None:
         try:
             await self._send(count)
-        except SavaError as error:  # whatever it was, the chain says where it is
-            self._chain = None
+        except SavaError as error:  # whatever it was, the topic says where it is
+            self._copier = None
             self.is_refused = isinstance(error, OriginForgotten)
 
     async def _send(self, count: int) -> None:
-        if self._chain is None:
-            self._chain = await self._world.chain(self._origins)
-            self._is_known, self._position, _ = await self._chain.progress()
+        if self._copier is None:
+            self._copier = await self._world.copier(self._origins)
+            self._is_known, self._position, _ = await self._copier.progress()
             if not self._is_known:
                 self._position = self._start
         end = min(self._position + count, len(self._origins.held))
         if self._position < end:
             begin = not self._is_known
-            stretch = self._origins.stretch(
+            source_range = self._origins.source_range(
                 self._position, end, begin=begin, batches=2, size=self._world.size
             )
-            self._under_way.append(await self._chain.begin(stretch))
+            self._under_way.append(await self._copier.begin(source_range))
             self._position, self._is_known = end, True
 
     async def look(self) -> None:
         outcomes = await asyncio.gather(*self._under_way, return_exceptions=True)
         self._under_way.clear()
         if any(isinstance(outcome, BaseException) for outcome in outcomes):
-            self._chain = None
+            self._copier = None
 
     async def finish(self) -> None:
         for _ in range(200):
             await self.look()
             await self.send(LENGTH)
             await self.look()
-            if self.is_refused or (self._chain is not None and self._position == len(self._origins.held)):
+            if self.is_refused or (self._copier is not None and self._position == len(self._origins.held)):
                 return
             await asyncio.sleep(0.001)
-        raise AssertionError("the chain does not come to its end")
+        raise AssertionError("the copy does not come to its end")
 
     async def passed(self) -> list[str]:
         """What is to be in the topic because of it."""
-        chain = await self._world.chain(self._origins)
-        is_known, position, _ = await chain.progress()
+        copier = await self._world.copier(self._origins)
+        is_known, position, _ = await copier.progress()
         held = self._origins.held[self._start : position] if is_known else []
         return [copy.payload.decode() for copy in held if copy is not None]
 
@@ -131,9 +131,9 @@ class World:
         self.storage = await self.cluster.start("ab"[self.at], options, disk=self.disks[self.at])
         self.log = await self.storage.open_topic(TOPIC, epoch=self.epoch)
 
-    async def chain(self, origins: Origins) -> SourceCopier:
+    async def copier(self, origins: Origins) -> SourceCopier:
         assert self.log is not None
-        return await chain_into(self.log, origins.source, self.cluster.metadata)
+        return await copier_into(self.log, origins.source, self.cluster.metadata)
 
     async def send(self, copier: int, count: int) -> None:
         await self.copiers[copier].send(count)
@@ -142,9 +142,9 @@ class World:
         await self.copiers[copier].look()
 
     async def wild(self, start: int, count: int) -> None:
-        chain = await self.chain(self.eu)
+        copier = await self.copier(self.eu)
         with suppress(SavaError):
-            await chain.begin(self.eu.stretch(start, min(start + count, LENGTH)))
+            await copier.begin(self.eu.source_range(start, min(start + count, LENGTH)))
 
     async def full(self, *_: int) -> None:
         self.size = BATCH
@@ -185,7 +185,7 @@ class World:
             pass
 
     async def check(self) -> None:
-        """Whatever a chain has passed is here; nothing is twice."""
+        """Whatever a source position has passed is here; nothing is twice."""
         assert self.log is not None
         passed = [await copier.passed() for copier in self.copiers]
         found = Counter(payload.strip() for payload in await contents(self.log))
@@ -230,7 +230,7 @@ def test_each_message_that_any_path_brings_is_there_once(
 
 @settings(max_examples=60)
 @given(script=scripts, seed=st.integers(0, 1 << 16), starts=begins)
-def test_a_chain_with_too_many_holes_is_refused_without_loss_or_copies(
+def test_a_source_with_too_many_holes_is_refused_without_loss_or_copies(
     script: list[tuple[str, int, int]], seed: int, starts: tuple[int, int, int]
 ) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Chains into the topics of a broker: what the topic asks of them, and what happens when it moves."""
+"""Copies into the topics of a broker: what the topic asks of copiers, and what happens when it moves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_nobody_but_chains_has_the_ids_of_chains() -> None:
+def test_only_sources_have_the_ids_of_sources() -> None:
     assert not any(
         is_source_key(producer_id(topic_id, name)) for topic_id in range(50) for name in "abcdefgh"
     )
@@ -45,44 +45,44 @@ def test_nobody_but_chains_has_the_ids_of_chains() -> None:
     assert not any(is_source_key(new_producer_id("writer", str(salt))) for salt in range(400))
 
 
-async def test_a_topic_that_keeps_nothing_takes_no_chain(world: World) -> None:
+async def test_a_topic_that_keeps_nothing_takes_no_copy(world: World) -> None:
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, False)
         with pytest.raises(TopicMismatch):
             await topic.open_source(Origins("eu").source)
 
 
-async def test_a_topic_that_is_one_producers_alone_takes_no_chain(world: World) -> None:
+async def test_a_topic_that_is_one_producers_alone_takes_no_copy(world: World) -> None:
     eu = Origins("eu").publish(5)
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
-        chain = await topic.open_source(eu.source)
+        copier = await topic.open_source(eu.source)
         alone = await topic.producers.open("alone", access=AccessMode.EXCLUSIVE, takeover=True)
         with pytest.raises(ProducerBusy):
             await topic.open_source(eu.source)
         with pytest.raises(ProducerBusy):
-            await chain.begin(eu.stretch(0, 5, begin=True))
+            await copier.begin(eu.source_range(0, 5, begin=True))
         alone.close()
-        await (await chain.begin(eu.stretch(0, 5, begin=True)))
+        await (await copier.begin(eu.source_range(0, 5, begin=True)))
         assert topic.log is not None
         assert await contents(topic.log) == eu.payloads
 
 
-async def test_limits_and_schema_hold_for_copies_and_the_chain_stays_where_it_is(world: World) -> None:
+async def test_limits_and_schema_hold_for_copies_and_the_position_stays(world: World) -> None:
     eu = Origins("eu").publish(10)
     async with world.topics(Config(policies=PolicySettings(max_message_size=1000))) as topics:
         topic = await topics.get_or_create(ORDERS, True)
-        chain = await topic.open_source(eu.source)
-        await (await chain.begin(eu.stretch(0, 2, begin=True)))
+        copier = await topic.open_source(eu.source)
+        await (await copier.begin(eu.source_range(0, 2, begin=True)))
         with pytest.raises(MessageTooLarge):
-            await chain.begin(eu.stretch(2, 4, size=2000))
+            await copier.begin(eu.source_range(2, 4, size=2000))
         await SchemaRegistry(world.metadata).register("orders", "bytes", b"")
         await TopicSchemas(world.metadata).set(ORDERS, TopicSchema(subject="orders", policy=Policy.ENFORCE))
         with pytest.raises(SchemaRefused):
-            await chain.begin(eu.stretch(2, 4))
-        assert await chain.progress() == SourceProgress(True, 2, 2)
+            await copier.begin(eu.source_range(2, 4))
+        assert await copier.progress() == SourceProgress(True, 2, 2)
         with pytest.raises(SourcePositionMismatch):
-            await chain.begin(eu.stretch(4, 6)._replace(batches=[], offsets=[]))
+            await copier.begin(eu.source_range(4, 6)._replace(batches=[], offsets=[]))
 
 
 async def test_a_range_waits_for_a_hand_over_and_goes_to_the_next_owner(
@@ -93,23 +93,23 @@ async def test_a_range_waits_for_a_hand_over_and_goes_to_the_next_owner(
     await world.assigned(1)
     async with world.topics(broker=1, **GIVEN) as topics:
         topic = await topics.get(ORDERS)
-        chain = await topic.open_source(eu.source)
-        taken = await chain.begin(eu.stretch(0, 8, begin=True))
-        await (await chain.begin(eu.stretch(8, 12)))  # brings nothing; the next owner knows it all the same
+        copier = await topic.open_source(eu.source)
+        taken = await copier.begin(eu.source_range(0, 8, begin=True))
+        await (await copier.begin(eu.source_range(8, 12)))  # brings nothing; the next owner still knows it
         await world.step("move", target=2)
         handing = asyncio.create_task(topics.hand_over(ORDERS, timeout=PATIENCE_S))
         await until(lambda: topic._publisher._held is not None)
         with pytest.raises(TopicMoved):
-            await chain.begin(eu.stretch(12, 20))
+            await copier.begin(eu.source_range(12, 20))
         assert (await taken).position == 8
         assert await handing == 8
         await world.step("seal", end=8)
         await world.step("assign", owner=2)
         async with world.topics(broker=2, **GIVEN) as others:
             moved = await others.get(ORDERS)
-            chain = await moved.open_source(eu.source)
-            assert await chain.progress() == SourceProgress(True, 12, 12)
-            await (await chain.begin(eu.stretch(12, 20)))
+            copier = await moved.open_source(eu.source)
+            assert await copier.progress() == SourceProgress(True, 12, 12)
+            await (await copier.begin(eu.source_range(12, 20)))
             assert moved.log is not None
             assert await contents(moved.log) == eu.payloads
 
@@ -119,8 +119,8 @@ async def test_acks_of_elsewhere_create_the_subscription_and_never_go_back(world
     async with world.topics() as topics:
         topic = await topics.get_or_create(ORDERS, True)
         await publish(topic, "own 0")
-        chain = await topic.open_source(eu.source)
-        await (await chain.begin(eu.stretch(0, 4, begin=True)))
+        copier = await topic.open_source(eu.source)
+        await (await copier.begin(eu.source_range(0, 4, begin=True)))
 
         async def apply(cursor: int) -> int:
             acks = [OriginAcks(eu.source.origin, cursor, ())]
@@ -130,7 +130,7 @@ async def test_acks_of_elsewhere_create_the_subscription_and_never_go_back(world
         assert await apply(3) == 4
         assert await apply(1) == 4
         assert await apply(6) == 4, "the rest of them is not here yet"
-        await (await chain.begin(eu.stretch(4, 6)))
+        await (await copier.begin(eu.source_range(4, 6)))
         consumer = await topic.subscribe(options(type=SubscriptionType.EXCLUSIVE))
         assert await received(consumer, 3) == [(0, "own 0"), (5, "eu/7/4"), (6, "eu/7/5")]
         consumer.close()

@@ -1,4 +1,4 @@
-"""Stretches, read and cut: what is left out, and where links end."""
+"""Source ranges, read and cut: what is left out, and where appends end."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_source_is_its_cluster_and_topic_by_their_ids_and_nobody_else() -> Non
 
 def test_one_batch_is_one_link_with_the_sequences_before_its_end() -> None:
     eu = Origins("eu").publish(20, skip=(0, 18, 19))
-    pieces = CheckedRange(eu.source, eu.stretch(0, 20, begin=True), HERE)
+    pieces = CheckedRange(eu.source, eu.source_range(0, 20, begin=True), HERE)
     (link,) = pieces.cut(0, {eu.source.origin: NOTHING})
     assert link.batch is not None
     header = link.batch.header
@@ -76,19 +76,19 @@ def test_one_batch_is_one_link_with_the_sequences_before_its_end() -> None:
         pytest.param(0, 10, [0, 5, 4, 9], id="twice"),
         pytest.param(0, 10, [0, 9], id="too few"),
         pytest.param(0, 10, [0, 5, 10], id="half a range"),
-        pytest.param(10, 10, [10, 10], id="no stretch"),
+        pytest.param(10, 10, [10, 10], id="no range"),
         pytest.param(0, 1 << 63, [0, 1 << 62], id="more than can be"),
     ],
 )
 def test_offsets_that_cannot_be_are_refused(start: int, end: int, offsets: list[int]) -> None:
     eu = Origins("eu").publish(10)
     with pytest.raises(MessageInvalid):
-        CheckedRange(eu.source, eu.stretch(0, 10)._replace(start=start, end=end, offsets=offsets), HERE)
+        CheckedRange(eu.source, eu.source_range(0, 10)._replace(start=start, end=end, offsets=offsets), HERE)
 
 
 def test_messages_of_the_source_itself_must_have_its_offsets() -> None:
     eu = Origins("eu").publish(10)
-    moved = eu.stretch(0, 5)._replace(start=5, end=10, offsets=[5, 10])
+    moved = eu.source_range(0, 5)._replace(start=5, end=10, offsets=[5, 10])
     with pytest.raises(MessageInvalid):
         CheckedRange(eu.source, moved, HERE)
 
@@ -98,14 +98,14 @@ def test_messages_of_the_source_between_copies_must_have_its_offsets() -> None:
     mixed = Origins("eu").relay(asia, 0, 1)
     mixed.held += [eu.held[0], eu.held[1]]
     with pytest.raises(MessageInvalid):
-        CheckedRange(eu.source, mixed.stretch(0, 3), HERE)
+        CheckedRange(eu.source, mixed.source_range(0, 3), HERE)
 
 
-def test_what_cannot_be_judged_is_refused_unless_one_chain_brought_all() -> None:
+def test_what_cannot_be_judged_is_refused_unless_one_source_brought_all() -> None:
     eu = Origins("eu").publish(20)
     asia = Origins("asia").relay(eu)
-    origin, stretch = eu.source.origin, asia.stretch(4, 8)
-    pieces = CheckedRange(asia.source, stretch, HERE)
+    origin, source_range = eu.source.origin, asia.source_range(4, 8)
+    pieces = CheckedRange(asia.source, source_range, HERE)
     vague = seen([(0, 2), (15, 16)], vague=(6, 15), by=SEVERAL, top=16)
     with pytest.raises(OriginForgotten) as refused:
         pieces.cut(4, {asia.source.origin: NOTHING, origin: vague})
@@ -148,7 +148,7 @@ def test_what_is_left_out_is_what_a_look_at_each_message_leaves_out(
         (cluster, origin_topic(cluster, topic_id)): each
         for (cluster, topic_id), each in zip(ORIGINS, were_seen, strict=True)
     }
-    pieces = CheckedRange(relay.source, relay.stretch(0, end, batches=batches), HERE)
+    pieces = CheckedRange(relay.source, relay.source_range(0, end, batches=batches), HERE)
     links = pieces.cut(start, {origin: of(before.get(origin, set())) for origin in pieces.origins})
 
     running = {origin: set(each) for origin, each in before.items()}
@@ -173,7 +173,7 @@ def test_what_is_left_out_is_what_a_look_at_each_message_leaves_out(
 @given(count=st.integers(1, 60), batches=st.integers(1, 8), limit=st.integers(1, 20))
 def test_any_prefix_of_the_links_is_a_position(count: int, batches: int, limit: int) -> None:
     eu = Origins("eu").publish(count, skip=range(2, count, 3))
-    pieces = CheckedRange(eu.source, eu.stretch(0, count, begin=True, batches=batches), HERE)
+    pieces = CheckedRange(eu.source, eu.source_range(0, count, begin=True, batches=batches), HERE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sava.records.header.MAX_COUNT", max(limit, -(-count // batches)))
         links = pieces.cut(0, {eu.source.origin: NOTHING})

@@ -22,7 +22,7 @@ from tests.support.messages import write
 from tests.support.storage import TOPIC, Cluster, append_each, wake
 from tests.support.waiting import until
 
-CHAIN = SOURCE_BIT | 5
+SOURCE = SOURCE_BIT | 5
 
 
 @pytest.fixture
@@ -31,14 +31,14 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 def skip(start: int, end: int) -> SourceAppend:
-    return SourceAppend(CHAIN, start, end, not start, None, {}, {})
+    return SourceAppend(SOURCE, start, end, not start, None, {}, {})
 
 
 async def test_a_note_is_as_of_an_end_and_of_an_epoch(cluster: Cluster) -> None:
     catalog = cluster.catalog()
     claimed = await catalog.claim(epoch=1, storage_id="a", has_tail=False)
-    known = (ProducerState(CHAIN, 7, 7, 0),)
-    marks = (OriginMark("eu", "x", (0, 7), (0, 0), CHAIN, 3),)
+    known = (ProducerState(SOURCE, 7, 7, 0),)
+    marks = (OriginMark("eu", "x", (0, 7), (0, 0), SOURCE, 3),)
     elsewhere = await catalog.note(epoch=1, end=5, producers=known, origins=marks)
     assert elsewhere == claimed, "the end is another"
     noted = await catalog.note(epoch=1, end=0, producers=known, origins=marks)
@@ -50,23 +50,23 @@ async def test_a_note_is_as_of_an_end_and_of_an_epoch(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("is_sealed", [False, True], ids=["a segment", "the seal"])
-async def test_a_chain_does_not_go_back_when_somebody_tells_less_of_it(
+async def test_a_source_position_does_not_go_back_when_another_knows_less(
     cluster: Cluster, is_sealed: bool
 ) -> None:
     """Schedule: a broker loses its registration while it notes a link without messages. Who salvages its
-    journal has read the state before the note, and knows of chains what is in frames. Who copies was told 9,
+    journal has read the state before the note, and knows of sources what is in frames. Who copies was told 9,
     and the source has let go of 4..9."""
     catalog = cluster.catalog()
     await catalog.claim(epoch=1, storage_id="a", has_tail=False)
-    client, other = ProducerState(7, 3, 0, 0), ProducerState(CHAIN + 1, 8, 5, 0)
-    await catalog.note(epoch=1, end=0, producers=(ProducerState(CHAIN, 9, 9, 0),), origins=())
-    told = (client, ProducerState(CHAIN, 4, 0, 0), other)
+    client, other = ProducerState(7, 3, 0, 0), ProducerState(SOURCE + 1, 8, 5, 0)
+    await catalog.note(epoch=1, end=0, producers=(ProducerState(SOURCE, 9, 9, 0),), origins=())
+    told = (client, ProducerState(SOURCE, 4, 0, 0), other)
     if is_sealed:
         state = await catalog.seal(epoch=1, end=0, producers=told, origins=())
     else:
         segment = await write(cluster.store, 0, 5)
         state = await catalog.register(segment, epoch=1, producers=told, origins=())
-    assert set(state.producers) == {client, ProducerState(CHAIN, 9, 9, 0), other}
+    assert set(state.producers) == {client, ProducerState(SOURCE, 9, 9, 0), other}
 
 
 async def test_a_position_is_noted_while_the_topic_is_at_rest(
@@ -78,13 +78,13 @@ async def test_a_position_is_noted_while_the_topic_is_at_rest(
         log = await broker.open_topic(TOPIC, epoch=1)
         for start in (0, 10, 20):
             await (await log.extend(skip(start, start + 10)))
-        await until(lambda: log.sources.positions.settled(CHAIN) == SourceProgress(True, 30, 30))
+        await until(lambda: log.sources.positions.settled(SOURCE) == SourceProgress(True, 30, 30))
     state = await cluster.catalog().load()
     assert state is not None
     assert state.is_clean
     async with cluster.broker("b") as broker:
         log = await broker.open_topic(TOPIC, epoch=2)
-        assert await log.sources.progress(CHAIN) == SourceProgress(True, 30, 30)
+        assert await log.sources.progress(SOURCE) == SourceProgress(True, 30, 30)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ async def test_a_note_that_failed_is_made_again(
     async with cluster.broker() as broker:
         log = await broker.open_topic(TOPIC, epoch=1)
         await (await log.extend(skip(0, 10)))
-        await until(lambda: log.sources.positions.settled(CHAIN).kept == 10)
+        await until(lambda: log.sources.positions.settled(SOURCE).kept == 10)
         assert not failures
 
 
@@ -121,15 +121,15 @@ async def test_a_position_behind_a_tail_is_carried_by(
         log = await broker.open_topic(TOPIC, epoch=1)
         await append_each(log, 0, 3)
         await (await log.extend(skip(0, 10)))
-        assert log.sources.positions.settled(CHAIN).kept == 0
+        assert log.sources.positions.settled(SOURCE).kept == 0
         if is_sealed:
             await log.seal()
         else:
             await log._parts.uploader.flush(log._backlog, 3)
         state = await cluster.catalog().load()
         assert state is not None
-        assert ProducerState(CHAIN, 10, 10, 3) in state.producers
-        assert is_sealed or log.sources.positions.settled(CHAIN).kept == 10
+        assert ProducerState(SOURCE, 10, 10, 3) in state.producers
+        assert is_sealed or log.sources.positions.settled(SOURCE).kept == 10
 
 
 async def test_a_closed_or_fenced_topic_refuses_a_position_without_messages(
@@ -147,9 +147,9 @@ async def test_a_closed_or_fenced_topic_refuses_a_position_without_messages(
             await again.extend(skip(0, 10))
 
 
-def test_a_table_that_is_adopted_moves_chains_on_and_never_back() -> None:
-    older = SourcePositions([ProducerState(CHAIN, 40, 30, 100)])
-    older.adopt(SourcePositions([ProducerState(CHAIN, 20, 10, 50)]))
-    assert older.settled(CHAIN) == SourceProgress(True, 40, 40)
-    older.adopt(SourcePositions([ProducerState(CHAIN, 60, 50, 120)]))
-    assert older.settled(CHAIN) == SourceProgress(True, 60, 60)
+def test_a_table_that_is_adopted_moves_sources_on_and_never_back() -> None:
+    older = SourcePositions([ProducerState(SOURCE, 40, 30, 100)])
+    older.adopt(SourcePositions([ProducerState(SOURCE, 20, 10, 50)]))
+    assert older.settled(SOURCE) == SourceProgress(True, 40, 40)
+    older.adopt(SourcePositions([ProducerState(SOURCE, 60, 50, 120)]))
+    assert older.settled(SOURCE) == SourceProgress(True, 60, 60)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sava.pipeline.replicate.target import Stretch
+from sava.pipeline.replicate.target import EncodedRange
 from sava.pipeline.replicate.translation import (
     CopyRoute,
     MessageTooLargeForTarget,
@@ -31,12 +31,12 @@ def as_they_are(rows: Any) -> Any:
     return rows
 
 
-def stretcher(schemas: Callable[[Any], Any] = as_they_are, *, max_message_size: int = 0) -> RangeBuilder:
+def builder(schemas: Callable[[Any], Any] = as_they_are, *, max_message_size: int = 0) -> RangeBuilder:
     way = CopyRoute("eu", "aa", "us", False)
     return RangeBuilder("/default/t", way, schemas, max_message_size=max_message_size)
 
 
-def test_stretches_follow_one_another_whatever_the_rows_come_in() -> None:
+def test_ranges_follow_one_another_whatever_the_rows_come_in() -> None:
     given = [
         rows(5, 6),
         rows(6, 900),
@@ -44,7 +44,7 @@ def test_stretches_follow_one_another_whatever_the_rows_come_in() -> None:
         rows(960, 961, size=3 << 20),
         rows(961, 990),
     ]
-    found = list(stretcher().stretches(given, 5, begin=True))
+    found = list(builder().ranges(given, 5, begin=True))
     assert [each.start for each in found] == [5, *(each.end for each in found[:-1])]
     assert found[-1].end == 990
     assert [each.begin for each in found] == [True] + [False] * (len(found) - 1)
@@ -57,12 +57,12 @@ def test_stretches_follow_one_another_whatever_the_rows_come_in() -> None:
 
 @pytest.mark.parametrize("second", [rows(11, 20), rows(9, 20)])
 def test_rows_that_do_not_follow_are_an_error(second: Rows) -> None:
-    """A stretch says that there is nothing else between its ends, so a hole in what was read would be lost
+    """A range says that there is nothing else between its ends, so a hole in what was read would be lost
     for good."""
     with pytest.raises(DataGap, match=f"offset {second.start} follows 10"):
-        list(stretcher().stretches([rows(0, 10), second], 0, begin=True))
+        list(builder().ranges([rows(0, 10), second], 0, begin=True))
     with pytest.raises(DataGap, match="offset 3 follows 0"):
-        list(stretcher().stretches([rows(3, 10)], 0, begin=True))
+        list(builder().ranges([rows(3, 10)], 0, begin=True))
 
 
 LARGE = 1000
@@ -113,10 +113,10 @@ def test_what_is_before_a_message_that_cannot_be_copied_is_copied(
 ) -> None:
     """Five messages and one whose schema the target does not take: read one by one, the five were copied;
     read together, nothing was."""
-    found: list[Stretch] = []
+    found: list[EncodedRange] = []
     with pytest.raises(trouble):
         found.extend(
-            stretcher(refuse_schemas, max_message_size=LARGE - 1).stretches([told(*messages)], 0, begin=True)
+            builder(refuse_schemas, max_message_size=LARGE - 1).ranges([told(*messages)], 0, begin=True)
         )
     assert [(each.start, each.end, each.begin) for each in found] == ([(0, end, True)] if end else [])
     sent = sum(len(batch.payloads()) for each in found for batch in iter_batches(each.batches))
