@@ -149,6 +149,26 @@ class Reconciler:
             log.warning("%s pass failed, retrying error=%s", self._name, failure)
 
 
+async def until_success(
+    attempt: Callable[[], Awaitable[T]],
+    failed: Callable[[BaseException], None],
+    *,
+    pauses: Backoff,
+    failures: tuple[type[BaseException], ...] = (SavaError, TimeoutError),
+) -> T:
+    """The result of the first attempt that raises none of ``failures``. ``failed`` is called for a failure
+    that is not the same as the one before, so that it is logged once."""
+    reason = ""
+    while True:
+        try:
+            return await attempt()
+        except failures as error:
+            if str(error) != reason:
+                reason = str(error)
+                failed(error)
+            await pauses.pause()
+
+
 async def set_within(timeout: float, event: asyncio.Event) -> bool:
     """Whether the event was set before the time was up."""
     with suppress(TimeoutError):

@@ -9,7 +9,7 @@ import pytest
 
 from sava import tasks as module
 from sava.errors import HostError
-from sava.tasks import Backoff, Reconciler, Stops, cancelled, is_done_within, spawn, spread
+from sava.tasks import Backoff, Reconciler, Stops, cancelled, is_done_within, spawn, spread, until_success
 from tests.support.waiting import PATIENCE_S
 
 
@@ -237,3 +237,19 @@ async def test_what_no_code_foresaw_ends_the_loop() -> None:
     passes = Passes(KeyError("a bug"))
     with pytest.raises(KeyError):
         await Reconciler("example", passes.work, period_s=1000.0).run()
+
+
+async def test_a_failure_that_repeats_is_reported_once() -> None:
+    outcomes: list[object] = [TimeoutError("away"), TimeoutError("away"), HostError("full"), "done"]
+    failures: list[str] = []
+
+    async def attempt() -> object:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    found = await until_success(
+        attempt, lambda error: failures.append(str(error)), pauses=Backoff(0.001, 0.001)
+    )
+    assert (found, failures) == ("done", ["away", "full"])

@@ -57,7 +57,7 @@ from sava.metadata.store import MetadataStore
 from sava.metadata.suspicion import Note
 from sava.raft.types import NodeId
 from sava.supervisor import Supervisor
-from sava.tasks import Backoff, Reconciler, cancelled, set_within
+from sava.tasks import Backoff, Reconciler, cancelled, set_within, until_success
 
 log = logging.getLogger(__name__)
 
@@ -194,16 +194,11 @@ class Registrar:
     # -- registering -------------------------------------------------------------------------
 
     async def _register(self) -> None:
-        backoff, reason = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S), ""
-        while True:
-            try:
-                await self._try_register()
-                break
-            except FAILURES as error:
-                if str(error) != reason:
-                    reason = str(error)
-                    log.info("cluster: not registered yet error=%s: %s", type(error).__name__, reason)
-                await backoff.pause()
+        def failed(error: BaseException) -> None:
+            log.info("cluster: not registered yet error=%s: %s", type(error).__name__, error)
+
+        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
+        await until_success(self._try_register, failed, pauses=pauses, failures=FAILURES)
         log.info("cluster: this broker is registered broker=%d incarnation=%d", self._broker, self._lease)
         for listener in self._listeners:
             listener()

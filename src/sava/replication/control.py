@@ -32,7 +32,7 @@ from sava.metadata.store import MetadataStore
 from sava.replication import matrix, policies, records
 from sava.replication.links import LinkName, Links, LinkTopic
 from sava.replication.matrix import Here, KnownThere, Settings, TopicRelation
-from sava.replication.policies import ReplicationPolicies, Scope, ScopedPolicy
+from sava.replication.policies import ReplicationPolicies, Scope
 from sava.replication.records import (
     LinkUnknown,
     PolicyRecord,
@@ -298,9 +298,6 @@ class Control:
         await self._settle_first()
         await self.policies.clear(scope)
         await self._settle(scope)
-
-    async def get(self, scope: Scope) -> ScopedPolicy | None:
-        return await self.policies.get(scope)
 
     async def _compare(self, scope: Scope, policy: PolicyRecord) -> dict[str, list[Difference]]:
         topics = await self._locals(scope)

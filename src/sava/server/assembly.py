@@ -71,7 +71,7 @@ from sava.storage.journal import JournalOptions
 from sava.storage.objectstore import ObjectStore, store_id
 from sava.storage.uploader import UploadOptions
 from sava.supervisor import Supervisor
-from sava.tasks import STEP_S, Stops, cancelled, stopped_within
+from sava.tasks import STEP_S, Backoff, Stops, cancelled, stopped_within, until_success
 from sava.topics.names import InvalidName, TopicName
 from sava.topics.publishing import Stage
 from sava.topics.registry import Registry
@@ -448,15 +448,13 @@ class BrokerParts:
     async def _join(self) -> None:
         """Be there for others, once it is known which segments this broker can read. Until then it has no
         topics, and forwards."""
-        reason = ""
-        while not self._store_id:
-            try:
-                self._store_id = await store_id(self.objects)
-            except (SavaError, TimeoutError) as error:
-                if str(error) != reason:
-                    reason = str(error)
-                    log.warning("broker: waiting for the object store error=%s", reason)
-                await asyncio.sleep(RETRY_S)
+
+        def failed(error: BaseException) -> None:
+            log.warning("broker: waiting for the object store error=%s", error)
+
+        if not self._store_id:
+            pauses = Backoff(RETRY_S, RETRY_S, jitter=0.0)
+            self._store_id = await until_success(lambda: store_id(self.objects), failed, pauses=pauses)
         self.registrar.start(self.supervisor)
 
     async def leave(self) -> None:

@@ -26,7 +26,7 @@ async def differ(
     compared = await made.control.set(Scope.parse(scope), policy, **more)
     found = [each for differences in compared.differences.values() for each in differences]
     assert compared.is_set == (not any(each.blocks for each in found))
-    held = await made.control.get(Scope.parse(scope))
+    held = await made.control.policies.get(Scope.parse(scope))
     assert (held is not None) == compared.is_set
     return [(each.topic, each.what, each.blocks) for each in found]
 
@@ -130,7 +130,7 @@ async def test_a_dry_run_sets_nothing_even_if_nothing_differs() -> None:
                 Scope.parse("default"), TO_WEST, dry_run=True, skip_checks=skip_checks
             )
             assert (compared.differences, compared.is_set) == ({"west": []}, False)
-        assert await made.control.get(Scope.parse("default")) is None
+        assert await made.control.policies.get(Scope.parse("default")) is None
         assert made.pipeline_names() == []
 
 

@@ -29,7 +29,7 @@ from tests.unit.replication.world import EAST, NORTH, ORDERS, WEST, FakeRemote, 
 
 
 async def hold(made: World, scope: str) -> tuple[tuple[str, ...], str] | None:
-    held = await made.control.get(Scope.parse(scope))
+    held = await made.control.policies.get(Scope.parse(scope))
     return None if held is None else (held.policy.remotes, str(held.scope))
 
 

@@ -90,7 +90,7 @@ class ReplicationService(rpc.ReplicationServicer):
     async def GetReplication(
         self, request: pb.GetReplicationRequest, context: Any
     ) -> pb.GetReplicationResponse:
-        held = await self._control.get(Scope.parse(request.scope))
+        held = await self._control.policies.get(Scope.parse(request.scope))
         if held is None:
             return pb.GetReplicationResponse()
         return pb.GetReplicationResponse(
