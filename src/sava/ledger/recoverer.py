@@ -92,6 +92,7 @@ class Recoverer:
         self._asking: dict[Message, asyncio.Task[None]] = {}
         self._asked: set[Message] = set()
         """Fences and checks that had their answer or their deadline."""
+        self._accepted: Loss | None = None
         self._changed = asyncio.Event()
         self._began = time.monotonic()
         self._told: tuple[StorageId, ...] = ()
@@ -118,9 +119,16 @@ class Recoverer:
         return self._recovery.loss() if self._recovery is not None and not is_asking else None
 
     def accept_loss(self, loss: Loss, *, why: str) -> bool:
-        """Accept exactly this loss; False if it is no longer what would be lost."""
-        if self._recovery is None or loss != self.loss() or not self._recovery.accept_loss(loss):
+        """Accept exactly this loss; False if it is no longer what would be lost. A loss that was accepted
+        before wakes no one: who accepts it more often than every RETRY_S would keep the recovery from trying
+        again."""
+        if self._recovery is None or loss != self.loss():
             return False
+        if loss == self._accepted:
+            return True
+        if not self._recovery.accept_loss(loss):
+            return False
+        self._accepted = loss
         log.warning("ledgers: a loss is accepted, %s ledger=%s loss=%s", why, self.ledger, loss)
         self._changed.set()
         return True

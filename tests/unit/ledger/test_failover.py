@@ -322,6 +322,25 @@ async def test_all_that_is_missing_is_a_second_copy(story: Story, may_degrade: b
     assert (await story.state()).end == 10
 
 
+async def test_a_loss_that_is_accepted_in_every_pass_is_soon_closed(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer copies are allowed, and passes come more often than a recovery tries again. Each pass woke the
+    recovery, and it never tried."""
+    monkeypatch.setattr(recoverer_module, "RETRY_S", 5 * failover_module.PASS_S)
+    story.failover._may_degrade = True
+    story.disks.copies[THERE, story.journal].data = bytearray(story.writing.bytes(0, story.positions[6]))
+
+    async def nobody_takes(storage: StorageId, message: Message) -> None:
+        if isinstance(message, WriteBack):
+            raise PeerUnreachable(f"disk {storage} is full")
+
+    story.disks.before = nobody_takes
+    await story.lose_owner()
+    await story.until_removed()
+    assert (await story.state()).end == 10
+
+
 async def test_a_part_that_is_lost_after_closing_is_told_and_given_up_as_well(story: Story) -> None:
     """The owner is gone; its journal is closed, on two disks. One of them burns down and the other rots
     before the topics were salvaged: the messages before the damage are kept, those behind it were found."""
