@@ -20,7 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,7 +76,7 @@ FAULTS: Final = (
     Fault("cut", "network cut", "cut", 3.0, 6.0),
     Fault(
         "two",
-        "SIGKILL of a broker, and of the next as soon as the first is back",
+        "SIGKILL of one, then of the next",
         "kill",
         2.5,
         4.0,
@@ -427,8 +427,8 @@ def rows_of(fault: Fault, kept: Kept, reasons: dict[str, str]) -> Iterator[Row]:
         if note:
             yield Row(
                 SECTION,
-                f"{fault.title}: p50 beside",
-                ours[0] if ours else None,
+                f"{fault.title}: p50",
+                replace(ours[0], detail="") if ours else None,
                 theirs[0] if theirs else None,
                 note=note,
                 peer_name=kind.name,
