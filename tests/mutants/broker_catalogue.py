@@ -56,7 +56,9 @@ BROKER_MUTANTS: tuple[Mutant, ...] = (
         f"{PEERS}/raft_transport.py",
         "        connection = PeerConnection(self._welcomed, lost=self._lost)\n",
         "        connection = self._connection = PeerConnection(self._welcomed, lost=self._lost)\n",
-        tests=("tests/unit/peers/test_raft_port.py",),
+        tests=(
+            "tests/unit/peers/test_raft_port.py::test_a_connection_made_at_its_deadline_leaves_nothing_behind",
+        ),
     ),
     Mutant(
         "b7",
