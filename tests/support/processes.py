@@ -237,9 +237,13 @@ class Child:
             self.stderr = await self._reader(self._process.stderr, limit)
 
     async def _reader(self, pipe: IO[bytes], limit: int) -> asyncio.StreamReader:
+        """uvloop closes the descriptor of a pipe and then the file, which closes the same number again: by
+        then it may be a connection of another thread. The file it is given does not own its descriptor."""
         reader = asyncio.StreamReader(limit=limit)
         output = _Output(reader)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, pipe)
+        lent = open(os.dup(pipe.fileno()), "rb", 0, closefd=False)  # noqa: ASYNC230, SIM115 (opens nothing)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, lent)
+        pipe.close()
         self._outputs.append((transport, output))
         return reader
 
