@@ -6,12 +6,12 @@ set -u
 find_java() {
     "$1" -c '
 import os, sys
-from sava.pipeline.launch import JavaMissing, find_java
+from sava.pipeline.launch import SparkMissing, find_java
 try:
-    java = find_java(os.environ)
-except JavaMissing as error:
+    home = find_java(os.environ)
+except SparkMissing as error:
     sys.exit(f"java: {error}")
-print(f"java: {java.home} ({java.version})")
+print(f"java: {home}")
 '
 }
 

@@ -26,7 +26,7 @@ async def test_the_pipe_of_a_child_is_closed_once() -> None:
     source, ours = os.pipe()
     process = subprocess.Popen([sys.executable, "-c", "print('here')"], stdout=ours)  # noqa: ASYNC220
     os.close(ours)
-    process.stdout = pipe = Retaken(source)  # type: ignore[assignment]
+    process.stdout = pipe = Retaken(source)
     child = Child(process)
     await child.connect(1 << 16)
 
