@@ -187,27 +187,84 @@ class JournalSettings(SettingsSection):
 
 
 class TlsSettings(SettingsSection):
-    """Files in PEM. With ``mode: tls`` the client, admin and Raft ports speak mutual TLS: both ends show
-    a certificate that ``ca_file`` signed."""
+    """Files in PEM. With them the client, admin and Raft ports speak TLS. They are read again within 10
+    seconds of a change."""
 
     cert_file: Path
-    """What this broker shows to others."""
+    """What this broker shows to others. Its SAN holds ``URI:sava://CLUSTER/broker/NODE`` with this broker's
+    node id or host, unless ``broker_ca_file`` is set."""
     key_file: Path
     """Belongs to it."""
     ca_file: Path
     """Who signed what others show."""
+    broker_ca_file: Path | None = None
+    """Who signs the certificates of brokers, if that is an authority of its own."""
+    client_certificates: Literal["none", "optional", "required"] | None = None
+    """Whether a client shows a certificate: by default ``required``, with ``tokens`` ``optional``."""
+
+
+class TokenIssuerSettings(SettingsSection):
+    """Who signs tokens (JWT), and how their signature is checked: exactly one of the four sources of keys.
+    Files are read again within 10 seconds of a change."""
+
+    issuer: str = "sava"
+    """The claim ``iss``, which must match."""
+    audience: str = ""
+    """The claim ``aud``, which must match; empty: it is not looked at."""
+    algorithm: Literal["HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "ES256", "ES384", "EdDSA"] = (
+        "HS256"
+    )
+    """The only algorithm that is accepted from this issuer."""
+    secret_file: Path | None = None
+    """For HS256 to HS512: one secret a line, of which any is accepted."""
+    public_key_file: Path | None = None
+    """For the others: one or more public keys in PEM."""
+    jwks_file: Path | None = None
+    """A JSON Web Key Set, whose keys are chosen by ``kid``."""
+    jwks_url: str = ""
+    """The same, fetched and kept for five minutes."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TokenIssuerSettings:
+        given = [self.secret_file, self.public_key_file, self.jwks_file, self.jwks_url or None]
+        if sum(each is not None for each in given) != 1:
+            raise ValueError("exactly one of secret_file, public_key_file, jwks_file and jwks_url is needed")
+        if self.algorithm.startswith("HS") != (self.secret_file is not None):
+            raise ValueError(
+                f"algorithm {self.algorithm} does not fit the key: HS256 to HS512 need secret_file"
+            )
+        return self
 
 
 class Auth(SettingsSection):
-    mode: Literal["none", "tls"] = "none"
-    """``tls``: mutual TLS on the client, admin and Raft ports. The HTTP port stays plain."""
-    tls: TlsSettings | None = None
+    """Who may connect, and what they may do. With ``tls`` or ``tokens`` every call needs a permission
+    (``sava auth roles``); with neither, every caller may do everything."""
 
-    @model_validator(mode="after")
-    def _tls_has_files(self) -> Auth:
-        if self.mode == "tls" and self.tls is None:
-            raise ValueError("mode tls needs auth.tls.cert_file, key_file and ca_file")
-        return self
+    tls: TlsSettings | None = None
+    """TLS on the client, admin and Raft ports. The HTTP port stays plain."""
+    cluster_secret_file: Path | None = None
+    """By which brokers know each other, one secret a line: the first is shown, any is accepted. By default
+    ``cluster init`` makes one and keeps it in ``meta_store.data_dir``."""
+    tokens: tuple[TokenIssuerSettings, ...] = ()
+    """Whose tokens are accepted."""
+    super_admins: tuple[str, ...] = ()
+    """Principals that may do everything, as ``user:NAME`` or ``NAME``. They grant the others their roles."""
+    anonymous: bool | None = None
+    """Whether a caller without token and certificate is the principal ``anonymous:anonymous``, instead of
+    being refused. By default only when neither ``tls`` nor ``tokens`` is set."""
+    clock_skew_seconds: Annotated[int, Field(ge=0, le=300)] = 30
+    """How far the clock of an issuer may be off."""
+
+    @property
+    def is_enforced(self) -> bool:
+        """Whether calls need permissions."""
+        return self.tls is not None or bool(self.tokens)
+
+    @property
+    def client_certificates(self) -> Literal["none", "optional", "required"]:
+        if self.tls is None:
+            return "none"
+        return self.tls.client_certificates or ("optional" if self.tokens else "required")
 
 
 class RebalancingSettings(SettingsSection):

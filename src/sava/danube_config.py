@@ -48,10 +48,6 @@ def _aggressiveness(value: Any) -> Any:
     return "moderate" if value == "balanced" else value
 
 
-def _mode(value: Any) -> Any:
-    return "tls" if value == "tlswithjwt" else value
-
-
 MOVED: Final[dict[str, tuple[str, Callable[[Any], Any] | None]]] = {
     "broker_host": ("broker.host", None),
     "broker_port": ("broker.ports.client", None),
@@ -69,7 +65,6 @@ MOVED: Final[dict[str, tuple[str, Callable[[Any], Any] | None]]] = {
 }
 REWORDED: Final[dict[str, Callable[[Any], Any]]] = {
     "load_manager.rebalancing.aggressiveness": _aggressiveness,
-    "auth.mode": _mode,
 }
 """Keys that have the same name here, and values that do not."""
 
@@ -79,7 +74,7 @@ _TRIMMED: Final = (
     "policies.retention_size_mb say how long a topic keeps them"
 )
 _RAFT: Final = "metadata is in the embedded Raft store"
-_TOKENS: Final = "tokens are not checked; with auth.mode tls every client must show a certificate"
+_TOKENS: Final = "tokens are not checked; with auth.tls every client must show a certificate"
 WITHOUT_MEANING: Final = {
     "broker.advertised_listeners.connect_url": "every broker is reached at its own address",
     "meta_store_host": _RAFT,
@@ -101,8 +96,7 @@ WITHOUT_MEANING: Final = {
     "storage.write_buffer": "journals have copies on other brokers' disks (journal.write_quorum)",
     "policies.max_dispatch_rate": "policies.max_subscription_dispatch_rate limits each subscription",
     "auth.jwt": _TOKENS,
-    "auth.super_admins": _TOKENS,
-    "auth.tls.verify_client": "with auth.mode tls certificates of clients are always verified",
+    "auth.tls.verify_client": "auth.tls.client_certificates says whether clients show certificates",
 }
 
 _SCHEMES: Final = {"s3": "s3", "gcs": "gs", "azblob": "az"}
@@ -126,7 +120,7 @@ _VARIABLES: Final = {
 def translated(given: Mapping[str, Any]) -> Translation:
     """Raises NotTranslatable."""
     done = Translation(_copied(given))
-    _translate_admin_tls(done)
+    _translate_auth(done)
     _translate_store(done)
     for source, (target, convert) in MOVED.items():
         if _has(done.tree, source):
@@ -144,17 +138,26 @@ def translated(given: Mapping[str, Any]) -> Translation:
     return done
 
 
-def _translate_admin_tls(done: Translation) -> None:
-    """Danube secures its admin port apart from the others; here all ports follow ``auth.mode``."""
+def _translate_auth(done: Translation) -> None:
+    """Danube names a mode, and secures its admin port apart from the others; here all ports have TLS when
+    ``auth.tls`` has files."""
+    auth = done.tree.get("auth")
+    mode = _taken(done.tree, "auth.mode") if _has(done.tree, "auth.mode") else None
+    if mode not in (None, "none", "tls", "tlswithjwt"):
+        raise NotTranslatable(f"auth.mode: {mode!r} is none of none, tls, tlswithjwt")
+    has_tls = isinstance(auth, dict) and auth.get("tls") is not None
+    if mode in ("tls", "tlswithjwt") and not has_tls:
+        raise NotTranslatable(f"auth.mode: {mode} needs auth.tls.cert_file, key_file and ca_file")
+    if mode == "none" and has_tls:
+        _taken(done.tree, "auth.tls")
+        done.notes.append("auth.tls is ignored: auth.mode is none")
+    elif has_tls:
+        done.notes.append("auth.mode is ignored: the ports have TLS when auth.tls has files")
     if not _has(done.tree, "admin_tls"):
         return
-    wanted = bool(_taken(done.tree, "admin_tls"))
-    mode = done.tree["auth"].get("mode") if isinstance(done.tree.get("auth"), dict) else None
-    if wanted and mode in (None, "none"):
-        raise NotTranslatable(
-            "admin_tls: the admin port has TLS when auth.mode is tls; set that and auth.tls"
-        )
-    done.notes.append("admin_tls is ignored: the admin port follows auth.mode")
+    if _taken(done.tree, "admin_tls") and not (has_tls and mode != "none"):
+        raise NotTranslatable("admin_tls: the admin port has TLS when auth.tls has files; set those")
+    done.notes.append("admin_tls is ignored: the admin port follows auth.tls")
 
 
 def _translate_store(done: Translation) -> None:

@@ -31,7 +31,6 @@ def make_certificates(directory: Path, *addresses: str) -> Auth:
     signed_by = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial")
     openssl("x509", "-req", "-in", "node.csr", *signed_by, "-out", "node.pem", "-extfile", "san")
     return Auth(
-        mode="tls",
         tls=TlsSettings(
             cert_file=directory / "node.pem", key_file=directory / "node.key", ca_file=directory / "ca.pem"
         ),

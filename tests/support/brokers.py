@@ -567,7 +567,6 @@ class Standalone:
         # Nobody takes anything over from the only broker: however busy the machine is, it stays registered.
         self.environment = {"SAVA__CLUSTER__REGISTRATION_TTL_MS": "60000", **environment}
         if auth.tls is not None:
-            self.set(SAVA__AUTH__MODE=auth.mode)
             for name in ("cert_file", "key_file", "ca_file"):
                 self.set(**{f"SAVA__AUTH__TLS__{name.upper()}": str(getattr(auth.tls, name))})
         self._arguments = [

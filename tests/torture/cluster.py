@@ -364,7 +364,6 @@ class Cluster:
         self.brokers = [Broker(name, around, arguments, **self.store.environment) for name in BROKERS]
         west = {"SAVA__CLUSTER_NAME": WEST, "SAVA__CLUSTER__REGISTRATION_TTL_MS": "60000"}
         if around.auth.tls is not None:
-            west["SAVA__AUTH__MODE"] = "tls"
             for name in ("cert_file", "key_file", "ca_file"):
                 west[f"SAVA__AUTH__TLS__{name.upper()}"] = str(getattr(around.auth.tls, name))
         self.west = Broker(WEST, around, ("--standalone",), **west)

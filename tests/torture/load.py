@@ -94,7 +94,7 @@ class Plan(msgspec.Struct):
         if not self.tls:
             return PLAIN
         ca, cert, key = map(Path, self.tls)
-        return Auth(mode="tls", tls=TlsSettings(cert_file=cert, key_file=key, ca_file=ca))
+        return Auth(tls=TlsSettings(cert_file=cert, key_file=key, ca_file=ca))
 
     @classmethod
     def read(cls, path: Path) -> Plan:

@@ -90,7 +90,7 @@ def auth_from_environment() -> Auth:
             f"{', '.join(given)} set, but not {', '.join(missing)}; mutual TLS needs all three"
         )
     cert, key, ca = (Path(given[name]) for name in TLS_VARIABLES)
-    return Auth(mode="tls", tls=TlsSettings(cert_file=cert, key_file=key, ca_file=ca))
+    return Auth(tls=TlsSettings(cert_file=cert, key_file=key, ca_file=ca))
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:

@@ -193,7 +193,7 @@ def place(config: Path | None, url: str, admin: str) -> Place:
     local = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
     return Place(
         admin or f"{local}:{loaded.broker.ports.admin}",
-        loaded.auth if auth.mode == "none" else auth,
+        loaded.auth if auth.tls is None else auth,
         url or loaded.storage.url,
     )
 

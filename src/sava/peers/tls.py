@@ -18,7 +18,7 @@ Options = Sequence[tuple[str, int | str]]
 
 
 def open_channel(target: str, auth: Auth, options: Options = ()) -> aio.Channel:
-    if auth.mode == "none" or auth.tls is None:
+    if auth.tls is None:
         return aio.insecure_channel(target, options=options)
     ca, key, cert = _read(auth.tls)
     return aio.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options=options)
@@ -27,7 +27,7 @@ def open_channel(target: str, auth: Auth, options: Options = ()) -> aio.Channel:
 def listen(server: aio.Server, address: str, auth: Auth) -> None:
     """Bind ``server`` to ``address``. Raises ConfigInvalid when the port is taken."""
     try:
-        if auth.mode == "none" or auth.tls is None:
+        if auth.tls is None:
             server.add_insecure_port(address)
             return
         ca, key, cert = _read(auth.tls)
@@ -54,7 +54,7 @@ def server_context(auth: Auth) -> ssl.SSLContext | None:
 
 
 def _context(auth: Auth, purpose: ssl.Purpose) -> ssl.SSLContext | None:
-    if auth.mode == "none" or auth.tls is None:
+    if auth.tls is None:
         return None
     try:
         context = ssl.create_default_context(purpose, cafile=str(auth.tls.ca_file))

@@ -107,7 +107,7 @@ def client_address(config: Config) -> str:
 
 def broker_url(config: Config) -> str:
     """As Danube's clients receive it."""
-    return f"{'https' if config.auth.mode == 'tls' else 'http'}://{client_address(config)}"
+    return f"{'https' if config.auth.tls is not None else 'http'}://{client_address(config)}"
 
 
 def registration(
@@ -124,7 +124,7 @@ def registration(
         store_id=store_id,
         storage_id=storage_id,
         rack=config.broker.rack,
-        is_tls=config.auth.mode == "tls",
+        is_tls=config.auth.tls is not None,
         version=sava.__version__,
         started_ms=time.time_ns() // 1_000_000,
     )

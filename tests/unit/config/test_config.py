@@ -58,7 +58,6 @@ def test_no_file_means_defaults_and_those_fail_over_within_three_seconds() -> No
         ("broker: {ports: {raft: 70000}}", "broker.ports.raft: "),
         ("auto_create_topics: 1", "auto_create_topics: "),
         ("meta_store: {heartbeat_interval_ms: 100, election_timeout_ms: 200}", "meta_store: "),
-        ("auth: {mode: tls}", "auth: mode tls needs"),
         ("auth: {tls: {cert_file: a}}", "auth.tls.key_file: "),
         ("- a\n- b", "expected keys at the top"),
         ("a: [", "not YAML"),

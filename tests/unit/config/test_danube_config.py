@@ -164,7 +164,7 @@ def test_the_file_of_a_danube_with_etcd_is_taken(tmp_path: Path) -> None:
     loaded = load(tmp_path, WITH_ETCD)
     ports = loaded.broker.ports
     assert (ports.client, ports.admin, ports.prometheus) == (6651, 50052, 9041)
-    assert loaded.auth.mode == "tls"
+    assert loaded.auth.tls is not None
     assert loaded.storage.url == Config().storage.url, "and not in memory"
     assert any("messages would be lost" in note for note in loaded.notes)
     policies = loaded.policies
@@ -234,7 +234,7 @@ def test_credentials_go_to_the_environment_and_into_no_note(
         ("wal_cloud: {cloud: text}", "wal_cloud.cloud: expected keys"),
         ("storage: {mode: cloudy}", "storage.mode: 'cloudy' is none of"),
         ("broker: {advertised_listeners: {broker_url: ''}}", "names no host"),
-        ("admin_tls: true", "admin_tls: the admin port has TLS when auth.mode is tls"),
+        ("admin_tls: true", "admin_tls: the admin port has TLS when auth.tls has files"),
         (
             "{storage: {local_wal_root: /a, journal_dir: /b}}",
             "storage.local_wal_root and storage.journal_dir are the same setting, and differ",

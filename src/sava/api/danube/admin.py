@@ -283,9 +283,7 @@ class ClusterAdmin(rpc.ClusterAdminServicer):
 # -- roles and bindings ----------------------------------------------------------------------------
 
 
-TEXT: Final = (
-    "roles and bindings are not part of this version; access is by mutual TLS (auth.mode: tls) or open"
-)
+TEXT: Final = "roles and bindings are not part of this version; access is by mutual TLS (auth.tls) or open"
 
 
 class SecurityAdmin(rpc.SecurityAdminServicer):
