@@ -20,7 +20,6 @@ from sava.client import Client, Consumer, Producer
 BATCHES_IN_FLIGHT = 16
 MESSAGES_IN_FLIGHT = 4_000
 """As many as nats-py has by default. More cost more: the garbage collector walks over all that waits."""
-LINGER_MS = 5
 OPENING = 32
 """Topics that are opened at the same time while many are made."""
 
@@ -68,8 +67,8 @@ class Jobs:
             return {"count": count, "seconds": time.perf_counter() - began}
 
     async def publish_ahead(self, topic: str, seconds: float) -> dict[str, Any]:
-        """``send`` under a linger, the next one before the last has its offset, as NATS is driven."""
-        async with self._client.producer(topic, linger_ms=LINGER_MS) as producer:
+        """``send``, the next one before the last has its offset, as NATS is driven."""
+        async with self._client.producer(topic) as producer:
             under_way: deque[asyncio.Future[int]] = deque()
             count = 0
             began = time.perf_counter()
@@ -85,8 +84,8 @@ class Jobs:
             return {"count": count, "seconds": time.perf_counter() - began}
 
     async def publish_each(self, topic: str, seconds: float) -> dict[str, Any]:
-        """``send`` under a linger, by many callers that each wait for the offset."""
-        async with self._client.producer(topic, linger_ms=LINGER_MS) as producer:
+        """``send`` by many callers that each wait for the offset."""
+        async with self._client.producer(topic) as producer:
             began = time.perf_counter()
             end = began + seconds
 
@@ -102,9 +101,9 @@ class Jobs:
             return {"count": count, "seconds": time.perf_counter() - began}
 
     async def latency(self, topic: str, seconds: float) -> dict[str, Any]:
-        """One message in flight, without linger."""
+        """One message in flight."""
         payload = self._batches[0][0]
-        async with self._client.producer(topic, linger_ms=0) as producer:
+        async with self._client.producer(topic) as producer:
             await _warm(producer, payload)
             sample = await closed_loop(lambda _: producer.send(payload), in_flight=1, seconds=seconds)
         return {"count": sample.count, "seconds": sample.seconds, "latencies": sample.latencies}
@@ -112,7 +111,7 @@ class Jobs:
     # -- in a cluster -------------------------------------------------------------------
 
     async def begin_pace(self, topic: str, reliable: bool, per_second: int) -> dict[str, Any]:
-        """``send`` so many times a second, under the default linger, until ``end_pace``."""
+        """``send`` so many times a second, until ``end_pace``."""
         producer = self._client.producer(topic, reliable=reliable)
         await self._held.enter_async_context(producer)
         payload = self._batches[0][0]
@@ -131,7 +130,7 @@ class Jobs:
         began = time.perf_counter()
         for number in range(count):
             opened = time.perf_counter()
-            async with self._client.producer(f"{prefix}-{number}", linger_ms=0) as producer:
+            async with self._client.producer(f"{prefix}-{number}") as producer:
                 await producer.send(self._batches[0][0])
                 latencies.append(time.perf_counter() - opened)
         return {"count": count, "seconds": time.perf_counter() - began, "latencies": latencies}

@@ -3,7 +3,7 @@
 NATS publishes asynchronously and consumes by a pull consumer with explicit acks; Redis publishes pipelines of
 1,000 and consumes by a consumer group. Sava appears in the two ways its users write it: batches
 (``send_many``, ``receive_batch``), and one message at a time with the client batching behind the scenes
-(``send`` under a linger, ``async for``)."""
+(``send`` with default settings, ``async for``)."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ async def run(plan: Plan) -> list[Row]:
         consumed = await interleave(plan.rounds, _consuming(broker, sava, peers))
     rows = []
     rows += _rows("publish, send_many, batches of 1,000", published["send_many"], published, peers, 1.5e6)
-    rows += _rows("publish, send, 4,000 ahead, linger 5 ms", published["ahead"], published, peers, 2e5)
+    rows += _rows("publish, send, 4,000 ahead", published["ahead"], published, peers, 2e5)
     rows += _rows(
-        "publish, send, 4,000 callers that await each, linger 5 ms",
+        "publish, send, 4,000 callers that await each",
         published["each"],
         published,
         peers,

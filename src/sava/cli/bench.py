@@ -127,7 +127,7 @@ def produce(
     compression: Codec = CompressionOption.NONE,
     linger_ms: Annotated[
         float, typer.Option("--linger-ms", min=0, help="How long a message may wait for others.")
-    ] = 5.0,
+    ] = 0.0,
     in_flight: Annotated[
         int,
         typer.Option("--in-flight", min=1, max=1000, help="Batches of each producer that have no receipt."),

@@ -60,21 +60,16 @@ def _waits(
 def _makes(
     make: Callable[Concatenate[AsyncClient, P], Wrapped],
     facade: Callable[[LoopThread, Wrapped], Made],
-    **defaults: Any,
 ) -> Callable[Concatenate[Client, P], Made]:
-    """The method of the asyncio client, as one that makes the facade. ``defaults`` are other ones than
-    there."""
+    """The method of the asyncio client, as one that makes the facade."""
 
     @wraps(make)
     def call(self: Client, /, *args: P.args, **options: P.kwargs) -> Made:
         made: Any = make
-        return facade(self._loop, made(self._client, *args, **{**defaults, **options}))
+        return facade(self._loop, made(self._client, *args, **options))
 
     there = inspect.signature(make)
-    parameters = [
-        each.replace(default=defaults.get(each.name, each.default)) for each in there.parameters.values()
-    ]
-    vars(call)["__signature__"] = there.replace(parameters=parameters, return_annotation=there.empty)
+    vars(call)["__signature__"] = there.replace(return_annotation=there.empty)
     return call
 
 
@@ -184,8 +179,7 @@ class Reader(_Facade[AsyncReader]):
 
 
 class Client:
-    """As ``sava.client.Client``, whose options are explained there. A producer's ``linger_ms`` is 0 here: a
-    thread that waits for each message has nothing to share a batch with."""
+    """As ``sava.client.Client``, whose options are explained there."""
 
     def __init__(
         self,
@@ -215,6 +209,6 @@ class Client:
     def schema(self, subject: str, *, version: int | None = None) -> SchemaCodec:
         return self._loop.run(self._client.schema(subject, version=version))
 
-    producer = _makes(AsyncClient.producer, Producer, linger_ms=0)
+    producer = _makes(AsyncClient.producer, Producer)
     consumer = _makes(AsyncClient.consumer, Consumer)
     reader = _makes(AsyncClient.reader, Reader)

@@ -71,7 +71,7 @@ class Client:
         reliable: bool | None = True,
         partitions: int | None = None,
         exclusive: bool = False,
-        linger_ms: float = 5,
+        linger_ms: float = 0,
         max_batch_messages: int = 10_000,
         max_batch_bytes: int = 1 << 20,
         max_pending: int = 100_000,
@@ -89,8 +89,9 @@ class Client:
                             False passes them on to the consumers that are connected. None takes either.
         partitions          create the topic with this many partitions, or add the missing ones.
         exclusive           refuse all other producers of the topic.
-        linger_ms           how long a message may wait for others to share its batch; 0 sends at once, and
-                            what comes while a batch is under way shares the next.
+        linger_ms           how long a message may wait for others to share its batch. By default it waits
+                            for none: it goes at once, and what comes while a batch is under way shares
+                            the next.
         max_batch_messages, max_batch_bytes
                             a batch that has reached one of them goes without lingering.
         max_pending         messages without a receipt; ``send`` waits when there are this many.

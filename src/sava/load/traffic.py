@@ -106,7 +106,7 @@ class Production:
     partitions: int | None = None
     reliable: bool | None = True
     compression: Literal["lz4", "zstd"] | None = None
-    linger_ms: float = 5
+    linger_ms: float = 0
     in_flight: int = CHUNKS_IN_FLIGHT
 
     def source(self, number: int) -> LoadSource:

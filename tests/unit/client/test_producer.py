@@ -125,10 +125,10 @@ async def test_a_full_batch_does_not_linger(client: Client, broker: MemoryBroker
     assert broker.received == [(0, 2), (2, 1), (3, 1)]
 
 
-async def test_without_linger_messages_share_a_batch_while_another_is_under_way(
+async def test_by_default_messages_share_a_batch_only_while_another_is_under_way(
     client: Client, broker: MemoryBroker
 ) -> None:
-    async with client.producer(TOPIC, linger_ms=0) as producer:
+    async with client.producer(TOPIC) as producer:
         broker.receipts.clear()
         first = asyncio.ensure_future(producer.send(b"a"))
         await broker.received_batches(1)
