@@ -10,6 +10,7 @@ Not for what happens per message or per batch: there, the fields are written out
 
 from __future__ import annotations
 
+import base64
 from collections.abc import MutableSequence
 from typing import Any, Final, TypeVar
 
@@ -61,3 +62,42 @@ def _fields(record: type) -> tuple[str, ...]:
         if hasattr(record, attribute):
             return tuple(getattr(record, attribute))
     raise TypeError(f"{record.__name__} is no record")
+
+
+# -- as JSON, for people and programs ------------------------------------------------------------
+
+_ID_FIELDS = frozenset(
+    {"voters", "learners", "lease", "founders", "incarnation", "topic_ids", "remote_topic_ids"}
+)
+
+
+def as_dict(message: Message) -> dict[str, Any]:
+    """All fields, also those with their default value; absent messages and optional fields are None."""
+    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _field(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        return [_value(item, field) for item in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _value(value, field)
+
+
+def _value(value: Any, field: Any) -> Any:
+    if isinstance(value, Message):
+        return as_dict(value)
+    if isinstance(value, bytes):
+        return text_of(value)
+    if isinstance(value, int) and (field.name.endswith("_id") or field.name in _ID_FIELDS):
+        return str(value)
+    return value
+
+
+def text_of(value: bytes) -> str:
+    """Values are opaque bytes, in practice text; what is not UTF-8 is shown as base64 behind its name."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(value).decode("ascii")

@@ -3,7 +3,6 @@ numbers lose digits beyond 2**53 in many readers; other numbers are numbers."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
@@ -18,6 +17,9 @@ from google.protobuf.message import Message
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from sava.api.messages import as_dict as as_dict
+from sava.api.messages import text_of as text_of
 
 if TYPE_CHECKING:  # it brings what draws a line that changes, which most commands do without
     from rich.status import Status
@@ -47,10 +49,6 @@ def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
 _console = plain_console(width=10_000)
 _errors = plain_console(stderr=True)
 
-_ID_FIELDS = frozenset(
-    {"voters", "learners", "lease", "founders", "incarnation", "topic_ids", "remote_topic_ids"}
-)
-
 
 class Format(StrEnum):
     JSON = "json"
@@ -66,38 +64,6 @@ class RawFormat(StrEnum):
     JSON = "json"
     TABLE = "table"
     RAW = "raw"
-
-
-def as_dict(message: Message) -> dict[str, Any]:
-    """All fields, also those with their default value; absent messages and optional fields are None."""
-    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
-
-
-def _field(message: Message, field: Any) -> Any:
-    value = getattr(message, field.name)
-    if field.is_repeated:
-        return [_value(item, field) for item in value]
-    if field.has_presence and not message.HasField(field.name):
-        return None
-    return _value(value, field)
-
-
-def _value(value: Any, field: Any) -> Any:
-    if isinstance(value, Message):
-        return as_dict(value)
-    if isinstance(value, bytes):
-        return text_of(value)
-    if isinstance(value, int) and (field.name.endswith("_id") or field.name in _ID_FIELDS):
-        return str(value)
-    return value
-
-
-def text_of(value: bytes) -> str:
-    """Values are opaque bytes, in practice text; what is not UTF-8 is shown as base64 behind its name."""
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return "base64:" + base64.b64encode(value).decode("ascii")
 
 
 def print_json(value: Any) -> None:

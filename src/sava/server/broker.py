@@ -18,9 +18,9 @@ from typing import Final
 from grpc import aio
 
 from sava import logs
-from sava.api.http import HttpServer
 from sava.api.metrics.broker import BrokerMetrics, NodeCollector, TasksCollector
 from sava.config import Config
+from sava.console.port import HttpPort, LocalPorts
 from sava.errors import HostError
 from sava.metadata.bootstrap import SeedBootstrap
 from sava.metadata.machine.state_machine import Limits
@@ -104,11 +104,18 @@ class Broker:
         await parts.open()
         raft.ledgers = parts.mirrored.session
         logs.set_epochs(parts.epoch_of)
-        self._client_port = await open_client_port(config, parts)
+        client = await open_client_port(config, parts)
+        self._client_port = client.server
         self._stops.add("client port", self._stop_client_port)
         admin = await open_admin_port(config, parts)
-        self._stops.add("admin port", lambda: admin.stop(GRACE_S))
-        http = HttpServer(metrics.registry, parts.disks, parts.readiness)
+        self._stops.add("admin port", lambda: admin.server.stop(GRACE_S))
+        http = HttpPort(
+            metrics.registry,
+            parts.disks,
+            parts.readiness,
+            names=(host, config.broker.reachable_host),
+            local=LocalPorts(admin.local, client.local),
+        )
         self._stops.add("http port", http.close)
         try:
             await http.start(host, wanted.prometheus)

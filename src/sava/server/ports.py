@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from grpc import aio
 
@@ -62,13 +62,19 @@ CLIENT_OPTIONS: Final[tls.Options] = (
 )
 
 
-async def open_client_port(config: Config, parts: BrokerParts) -> aio.Server:
+class GrpcPort(NamedTuple):
+    server: aio.Server
+    local: str
+    """Another address of the same services, for this process alone: plain, on loopback."""
+
+
+async def open_client_port(config: Config, parts: BrokerParts) -> GrpcPort:
     return await _listen(
         config, config.broker.ports.client, CLIENT_OPTIONS, lambda server: _add_client_services(server, parts)
     )
 
 
-async def open_admin_port(config: Config, parts: BrokerParts) -> aio.Server:
+async def open_admin_port(config: Config, parts: BrokerParts) -> GrpcPort:
     return await _listen(
         config, config.broker.ports.admin, ADMIN_OPTIONS, lambda server: _add_admin_services(server, parts)
     )
@@ -76,12 +82,13 @@ async def open_admin_port(config: Config, parts: BrokerParts) -> aio.Server:
 
 async def _listen(
     config: Config, port: int, options: tls.Options, add_services: Callable[[aio.Server], None]
-) -> aio.Server:
+) -> GrpcPort:
     server = aio.server(options=options)
     add_services(server)
     tls.listen(server, f"{config.broker.host}:{port}", config.auth)
+    local = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    return server
+    return GrpcPort(server, f"127.0.0.1:{local}")
 
 
 def _add_client_services(server: aio.Server, parts: BrokerParts) -> None:

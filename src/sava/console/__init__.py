@@ -1,0 +1,1 @@
+"""The HTTP port: health and metrics, an HTTP API for administration and messages, and the web console."""
