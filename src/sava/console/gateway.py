@@ -25,7 +25,7 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from sava.api.messages import as_dict
-from sava.console.routes import CLIENT_SERVICES, ROUTES, Route
+from sava.console.routes import CLIENT_SERVICES, ROUTES, ApiRoute
 from sava.errors import SavaError
 from sava.peers import error_mapping
 
@@ -110,7 +110,7 @@ class Gateway:
         for route in ROUTES:
             router.add_route(route.verb, route.pattern, self._handler(route))
 
-    async def call(self, route: Route, message: Message, request: web.Request) -> Message:
+    async def call(self, route: ApiRoute, message: Message, request: web.Request) -> Message:
         """Raises ApiError."""
         channel = self._channel(route)
         method = channel.unary_unary(
@@ -124,10 +124,10 @@ class Gateway:
             raise status_error(error, check=_check(route)) from None
         return answer
 
-    def _channel(self, route: Route) -> aio.Channel:
+    def _channel(self, route: ApiRoute) -> aio.Channel:
         return self._client if route.service in CLIENT_SERVICES else self._admin
 
-    def _handler(self, route: Route) -> Any:
+    def _handler(self, route: ApiRoute) -> Any:
         has_several = route.descriptor.server_streaming
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -138,7 +138,9 @@ class Gateway:
 
         return handle
 
-    async def _answer_lines(self, route: Route, message: Message, request: web.Request) -> web.StreamResponse:
+    async def _answer_lines(
+        self, route: ApiRoute, message: Message, request: web.Request
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": NDJSON, "Cache-Control": "no-store"})
         method = self._channel(route).unary_stream(
             f"/{route.method}", type(message).SerializeToString, route.response_type.FromString
@@ -162,7 +164,7 @@ class Gateway:
         return response
 
 
-def _check(route: Route) -> str | None:
+def _check(route: ApiRoute) -> str | None:
     return None if route.verb == "GET" else f"GET {route.path}"
 
 
@@ -170,7 +172,7 @@ def line(value: Any) -> bytes:
     return msgspec.json.encode(value) + b"\n"
 
 
-async def read_request(route: Route, request: web.Request) -> Message:
+async def read_request(route: ApiRoute, request: web.Request) -> Message:
     """The message that a request stands for: its body, over that its query, over that its path. Raises
     ApiError."""
     tree = await read_json(request)
@@ -204,7 +206,7 @@ async def read_json(request: web.Request) -> Any:
         raise ApiError(HTTPStatus.BAD_REQUEST, "body_invalid", "the body is not JSON") from None
 
 
-def _from_query(route: Route, query: Mapping[str, str]) -> dict[str, Any]:
+def _from_query(route: ApiRoute, query: Mapping[str, str]) -> dict[str, Any]:
     known = {field.name: field for field in route.query_fields()}
     tree: dict[str, Any] = {}
     for name, value in query.items():

@@ -10,7 +10,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 import sava
-from sava.console.routes import ROUTES, Route
+from sava.console.routes import ROUTES, ApiRoute
 
 _INTEGERS: Final = {
     FieldDescriptor.CPPTYPE_INT32,
@@ -70,7 +70,7 @@ def description() -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: ApiRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     service, _, method = route.method.rpartition(".")[2].partition("/")
     answer = {"schema": _reference(route.descriptor.output_type, schemas)}
     kind = "application/x-ndjson" if route.descriptor.server_streaming else "application/json"

@@ -32,6 +32,10 @@ from sava.console.messages import MessagesApi
 from sava.console.openapi import description
 
 log = logging.getLogger(__name__)
+_silent = logging.getLogger("sava.console.protocol")
+"""What aiohttp says of a caller that does not speak HTTP: the whole of its garbage, at each attempt. What
+fails here is logged by ``_guarded``."""
+_silent.setLevel(logging.CRITICAL)
 
 STATIC: Final = Path(__file__).parent / "static"
 SHUTDOWN_S: Final = 1.0
@@ -90,6 +94,7 @@ class HttpPort:
             self._application(),
             handle_signals=False,
             access_log=None,
+            logger=_silent,
             shutdown_timeout=SHUTDOWN_S,
             keepalive_timeout=IDLE_S,
             max_line_size=8190,
