@@ -174,7 +174,7 @@ class AdminClient:
 _SERVICES: Final = {
     "/sava.admin.Cluster/": ("Status",),
     "/sava.admin.Meta/": ("Get", "Range", "Watch"),
-    "/sava.admin.Brokers/": ("ListBrokers", "GetBalance"),
+    "/sava.admin.Brokers/": ("ListBrokers", "GetBalance", "GetHistory"),
     "/sava.admin.Namespaces/": ("ListNamespaces", "DescribeNamespace"),
     "/sava.admin.Topics/": ("ListTopics", "DescribeTopic"),
     "/sava.admin.Subscriptions/": ("DescribeSubscription",),

@@ -13,7 +13,9 @@ A method with one answer gives one JSON object; a method with several gives a li
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -28,6 +30,7 @@ from sava.api.messages import as_dict
 from sava.console.routes import CLIENT_SERVICES, ROUTES, ApiRoute
 from sava.errors import SavaError
 from sava.peers import error_mapping
+from sava.proto import brokers_pb2, topics_admin_pb2
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,13 @@ _STATUS: Final = {
 }
 _MISSING: Final = ("_unknown", "_not_found", "not_found")
 """How codes of errors end that say that something is not there."""
+
+
+LIST_TOPICS: Final = ApiRoute("GET", "/v1/topics", "sava.admin.Topics/ListTopics")
+LIST_BROKERS: Final = ApiRoute("GET", "/v1/brokers", "sava.admin.Brokers/ListBrokers")
+LISTED_S: Final = 2.0
+MAX_LISTED: Final = 64
+MAX_PAGE: Final = 1_000
 
 
 class ApiError(Exception):
@@ -101,12 +111,15 @@ class Gateway:
         """Addresses of this broker's own ports."""
         self._admin = aio.insecure_channel(admin, options=_OPTIONS)
         self._client = aio.insecure_channel(client, options=_OPTIONS)
+        self._listed: dict[tuple[Any, str], tuple[float, list[dict[str, Any]]]] = {}
+        """What topics there are, until when, by caller and namespace."""
 
     async def close(self) -> None:
         await self._admin.close(None)
         await self._client.close(None)
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
+        router.add_get("/v1/topics", self._topics)
         for route in ROUTES:
             router.add_route(route.verb, route.pattern, self._handler(route))
 
@@ -123,6 +136,35 @@ class Gateway:
         except aio.AioRpcError as error:
             raise status_error(error, check=_check(route)) from None
         return answer
+
+    async def _topics(self, request: web.Request) -> web.Response:
+        """A page of the topics whose names contain a text, with their owners' addresses. What a broker says
+        of all topics is kept for ``LISTED_S``, by caller: a console asks again and again."""
+        search, namespace = request.query.get("search", "").lower(), request.query.get("namespace", "")
+        offset, limit = (_number(request, name, default) for name, default in (("offset", 0), ("limit", 100)))
+        metadata = caller_metadata(request)
+        kept = self._listed.get((metadata, namespace))
+        if kept is None or kept[0] < time.monotonic():
+            kept = (time.monotonic() + LISTED_S, await self._all_topics(namespace, request))
+            while len(self._listed) >= MAX_LISTED:
+                del self._listed[next(iter(self._listed))]
+            self._listed[metadata, namespace] = kept
+        found = [each for each in kept[1] if search in each["name"].lower()]
+        return json_response({"topics": found[offset : offset + limit], "total": len(found)})
+
+    async def _all_topics(self, namespace: str, request: web.Request) -> list[dict[str, Any]]:
+        listed: Any = await self.call(
+            LIST_TOPICS, topics_admin_pb2.ListTopicsRequest(namespace=namespace), request
+        )
+        addresses: dict[int, str] = {}
+        with suppress(ApiError):  # a caller may see topics, and not brokers
+            there: Any = await self.call(LIST_BROKERS, brokers_pb2.ListBrokersRequest(local=True), request)
+            addresses = {each.broker_id: each.client_addr for each in there.brokers}
+        return [
+            as_dict(each) | {"broker": addresses.get(each.broker_id, "")}
+            for each in listed.topics
+            if not each.partition_of
+        ]
 
     def _channel(self, route: ApiRoute) -> aio.Channel:
         return self._client if route.service in CLIENT_SERVICES else self._admin
@@ -162,6 +204,13 @@ class Gateway:
             await response.prepare(request)
         await response.write_eof()
         return response
+
+
+def _number(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
+        raise ApiError(HTTPStatus.BAD_REQUEST, "query_invalid", f"{name} is a number")
+    return min(int(text), MAX_PAGE) if name == "limit" else int(text)
 
 
 def _check(route: ApiRoute) -> str | None:

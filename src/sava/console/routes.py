@@ -120,6 +120,7 @@ ROUTES: Final[tuple[ApiRoute, ...]] = (
     ApiRoute("DELETE", "/v1/cluster/nodes/{node_id}", f"{_CLUSTER}/RemoveNode", timeout_s=60.0),
     ApiRoute("POST", "/v1/cluster/transfer-leader", f"{_CLUSTER}/TransferLeader", timeout_s=30.0),
     ApiRoute("POST", "/v1/cluster/snapshot", f"{_CLUSTER}/Snapshot", timeout_s=60.0),
+    ApiRoute("GET", "/v1/history", f"{_BROKERS}/GetHistory"),
     ApiRoute("GET", "/v1/doctor", "sava.admin.Doctor/Examine"),
     ApiRoute("GET", "/v1/brokers", f"{_BROKERS}/ListBrokers"),
     ApiRoute("GET", "/v1/brokers/balance", f"{_BROKERS}/GetBalance"),

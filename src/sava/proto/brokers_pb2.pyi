@@ -19,6 +19,76 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class GetHistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Empty: of brokers."""
+    broker_id: _builtins.int
+    """0: of all."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        broker_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetHistoryRequest: _TypeAlias = GetHistoryRequest  # noqa: Y015
+
+@_typing.final
+class History(_message.Message):
+    """Columns of equal length."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMES_FIELD_NUMBER: _builtins.int
+    MESSAGES_IN_FIELD_NUMBER: _builtins.int
+    MESSAGES_OUT_FIELD_NUMBER: _builtins.int
+    BACKLOG_FIELD_NUMBER: _builtins.int
+    SILENT_BROKER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def times(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Unix time in seconds."""
+
+    @_builtins.property
+    def messages_in(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Messages a second."""
+
+    @_builtins.property
+    def messages_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def backlog(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Messages that are not acked, of all subscriptions."""
+
+    @_builtins.property
+    def silent_broker_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Brokers whose part is missing, since they did not answer."""
+
+    def __init__(
+        self,
+        *,
+        times: _abc.Iterable[_builtins.int] | None = ...,
+        messages_in: _abc.Iterable[_builtins.float] | None = ...,
+        messages_out: _abc.Iterable[_builtins.float] | None = ...,
+        backlog: _abc.Iterable[_builtins.float] | None = ...,
+        silent_broker_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog", b"backlog", "messages_in", b"messages_in", "messages_out", b"messages_out", "silent_broker_ids", b"silent_broker_ids", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___History: _TypeAlias = History  # noqa: Y015
+
+@_typing.final
 class ListBrokersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -69,6 +69,11 @@ class BrokersStub:
                 request_serializer=sava_dot_proto_dot_brokers__pb2.PrepareMoveRequest.SerializeToString,
                 response_deserializer=sava_dot_proto_dot_brokers__pb2.PrepareMoveResponse.FromString,
                 _registered_method=True)
+        self.GetHistory = channel.unary_unary(
+                '/sava.admin.Brokers/GetHistory',
+                request_serializer=sava_dot_proto_dot_brokers__pb2.GetHistoryRequest.SerializeToString,
+                response_deserializer=sava_dot_proto_dot_brokers__pb2.History.FromString,
+                _registered_method=True)
 
 
 class BrokersServicer:
@@ -122,6 +127,13 @@ class BrokersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHistory(self, request, context):
+        """The last hour of a topic, of a broker, or of all brokers together, every five seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BrokersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -159,6 +171,11 @@ def add_BrokersServicer_to_server(servicer, server):
                     servicer.PrepareMove,
                     request_deserializer=sava_dot_proto_dot_brokers__pb2.PrepareMoveRequest.FromString,
                     response_serializer=sava_dot_proto_dot_brokers__pb2.PrepareMoveResponse.SerializeToString,
+            ),
+            'GetHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHistory,
+                    request_deserializer=sava_dot_proto_dot_brokers__pb2.GetHistoryRequest.FromString,
+                    response_serializer=sava_dot_proto_dot_brokers__pb2.History.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -350,6 +367,33 @@ class Brokers:
             '/sava.admin.Brokers/PrepareMove',
             sava_dot_proto_dot_brokers__pb2.PrepareMoveRequest.SerializeToString,
             sava_dot_proto_dot_brokers__pb2.PrepareMoveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sava.admin.Brokers/GetHistory',
+            sava_dot_proto_dot_brokers__pb2.GetHistoryRequest.SerializeToString,
+            sava_dot_proto_dot_brokers__pb2.History.FromString,
             options,
             channel_credentials,
             insecure,

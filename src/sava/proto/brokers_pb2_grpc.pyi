@@ -45,6 +45,8 @@ class BrokersStub:
     """The leader asks the owner of a topic, before it moves it, to upload what is in no segment yet; not for
     operators. Fails if the object store takes no writes.
     """
+    GetHistory: _grpc.UnaryUnaryMultiCallable[_brokers_pb2.GetHistoryRequest, _brokers_pb2.History]
+    """The last hour of a topic, of a broker, or of all brokers together, every five seconds."""
 
 @_typing.type_check_only
 class BrokersAsyncStub(BrokersStub):
@@ -63,6 +65,8 @@ class BrokersAsyncStub(BrokersStub):
     """The leader asks the owner of a topic, before it moves it, to upload what is in no segment yet; not for
     operators. Fails if the object store takes no writes.
     """
+    GetHistory: _aio.UnaryUnaryMultiCallable[_brokers_pb2.GetHistoryRequest, _brokers_pb2.History]  # type: ignore[assignment]
+    """The last hour of a topic, of a broker, or of all brokers together, every five seconds."""
 
 class BrokersServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -120,5 +124,13 @@ class BrokersServicer(metaclass=_abc_1.ABCMeta):
         """The leader asks the owner of a topic, before it moves it, to upload what is in no segment yet; not for
         operators. Fails if the object store takes no writes.
         """
+
+    @_abc_1.abstractmethod
+    def GetHistory(
+        self,
+        request: _brokers_pb2.GetHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_brokers_pb2.History, _abc.Awaitable[_brokers_pb2.History]]:
+        """The last hour of a topic, of a broker, or of all brokers together, every five seconds."""
 
 def add_BrokersServicer_to_server(servicer: BrokersServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -28,6 +28,7 @@ from sava.api.admin.brokers import PREPARE, Brokers, LoadReporter
 from sava.api.admin.descriptions import Partitions
 from sava.api.admin.topics import Unloading
 from sava.api.danube.metrics import DanubeCollector, SendStats
+from sava.api.history import LastHour
 from sava.api.http import readiness
 from sava.api.metrics.broker import BrokerMetrics, Disks, JournalCollector, JournalSources
 from sava.api.metrics.cluster import (
@@ -282,6 +283,7 @@ class BrokerParts:
         self.schemas = SchemaRegistry(store)
         self.topic_schemas = TopicSchemas(store)
         calls = PartitionCalls(self._router, self.forwarder)
+        self.history = LastHour(self.topics)
         self.topic_parts = Partitions(self.topics, store, self.view, calls)
         self.staged = LocalStaged(self.topics, Stage(self.objects))
         expiry_s = config.storage.staging_expiry_seconds
@@ -443,6 +445,7 @@ class BrokerParts:
         self.evictor.start(supervisor)
         self.replicating.start(supervisor)
         self.reports.start(supervisor)
+        self.history.start(supervisor)
         self._joining = supervisor.essential(self._join(), name="joining")
 
     async def _join(self) -> None:
@@ -515,6 +518,7 @@ class BrokerParts:
         steps: tuple[tuple[str, Callable[[], Awaitable[object]]], ...] = (
             ("joining", lambda: cancelled(self._joining)),
             ("load reports", self.reports.close),
+            ("history", self.history.close),
             ("evictions", self.evictor.close),
             ("failover", self.failover.close),
             ("replication", self.replicating.close),

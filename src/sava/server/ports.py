@@ -135,7 +135,7 @@ def _add_admin_services(plain: aio.Server, parts: BrokerParts) -> None:
     admin_pb2_grpc.add_ClusterServicer_to_server(cluster, server)
     admin_pb2_grpc.add_MetaServicer_to_server(MetaService(parts.store), server)
     brokers_pb2_grpc.add_BrokersServicer_to_server(
-        BrokersService(parts.brokers, parts.controller, parts.topics), server
+        BrokersService(parts.brokers, parts.controller, parts.topics, parts.history, parts.forwarder), server
     )
     namespaces = NamespacesService(parts.topics, parts.config.policies)
     topics_admin_pb2_grpc.add_NamespacesServicer_to_server(namespaces, server)

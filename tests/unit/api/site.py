@@ -22,6 +22,7 @@ from sava.api.admin.brokers import Brokers, BrokersService
 from sava.api.admin.descriptions import Partitions
 from sava.api.admin.topics import NamespacesService, SubscriptionsService, TopicsService, Unloading
 from sava.api.admin_client import AdminClient
+from sava.api.history import LastHour
 from sava.cluster import records
 from sava.cluster.agent import Agent
 from sava.cluster.controller import Controller
@@ -299,7 +300,9 @@ class Site:
         )
         topics_admin_pb2_grpc.add_TopicsServicer_to_server(TopicsService(parts, unloading, store), own)
         topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(parts), own)
-        brokers_pb2_grpc.add_BrokersServicer_to_server(BrokersService(brokers, controller, topics), own)
+        brokers_pb2_grpc.add_BrokersServicer_to_server(
+            BrokersService(brokers, controller, topics, History(topics), forwarder), own
+        )
         danube.register_admin_services(
             server,
             node=cast(RaftNode, node),

@@ -16,11 +16,12 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from sava.api.history import LastHour, Sample, as_message, of_message, together
 from sava.api.messages import from_message, to_message
 from sava.cluster import rebalancer
 from sava.cluster.controller import Controller
@@ -48,6 +49,9 @@ from sava.topics.topic import Topic
 
 
 PREPARE: Final = "/sava.admin.Brokers/PrepareMove"
+HISTORY: Final = "/sava.admin.Brokers/GetHistory"
+HISTORY_S: Final = 3.0
+"""For the other brokers to answer."""
 UNREACHABLE: Final = "unreachable"
 """A member of the cluster that is not registered."""
 GONE: Final = "gone"
@@ -97,6 +101,10 @@ async def unconfirmed(node: RaftNode, timeout: float) -> str:
     return ""
 
 
+def _added(parts: Iterable[list[Sample]]) -> pb.History:
+    return as_message(together(parts))
+
+
 class Brokers:
     """Who there is: the members of the cluster, and owners of topics that are none any more."""
 
@@ -140,8 +148,17 @@ class Brokers:
 
 
 class BrokersService(rpc.BrokersServicer):
-    def __init__(self, brokers: Brokers, controller: Controller, topics: ServedTopics) -> None:
+    def __init__(
+        self,
+        brokers: Brokers,
+        controller: Controller,
+        topics: ServedTopics,
+        history: LastHour,
+        forwarder: Forwarder,
+    ) -> None:
         self._brokers = brokers
+        self._history = history
+        self._forwarder = forwarder
         self._controller = controller
         self._topics = topics
 
@@ -173,6 +190,49 @@ class BrokersService(rpc.BrokersServicer):
 
     async def GetBalance(self, request: pb.GetBalanceRequest, context: Any) -> pb.Balance:
         return _balance(self._controller.balance())
+
+    async def GetHistory(self, request: pb.GetHistoryRequest, context: Any) -> pb.History:
+        timeout = remaining(context, HISTORY_S)
+        if not request.topic:
+            return await self._history_of_brokers(request.broker_id, timeout)
+        name = TopicName.parse(request.topic)
+        partitions = await self._topics.registry.partitions(name)
+        if partitions == [name]:
+            await self._topics.get(name)  # raises NotOwner: its owner has the history
+            return as_message(self._history.of_topic(name))
+        asked = await asyncio.gather(
+            *(self._history_of_partition(each, timeout) for each in partitions), return_exceptions=True
+        )
+        return _added(each for each in asked if isinstance(each, list))
+
+    async def _history_of_partition(self, name: TopicName, timeout: float) -> list[Sample]:
+        if name in self._topics.loaded:
+            return self._history.of_topic(name)
+        request = pb.GetHistoryRequest(topic=str(name))
+        return of_message(
+            await self._forwarder.ask("admin", HISTORY, request, pb.History, topic=name, timeout=timeout)
+        )
+
+    async def _history_of_brokers(self, broker: int, timeout: float) -> pb.History:
+        """Of one, or of all that are registered; one that does not answer is named."""
+        listed, _ = await self._brokers.listed(timeout=timeout, local=True)
+        there = [each.broker for each in listed if each.registration is not None]
+        wanted = [broker] if broker else there
+        parts = await asyncio.gather(
+            *(self._history_of_broker(each, timeout) for each in wanted), return_exceptions=True
+        )
+        added = _added(each for each in parts if isinstance(each, list))
+        silent = [each for each, part in zip(wanted, parts, strict=True) if not isinstance(part, list)]
+        added.silent_broker_ids.extend(silent)
+        return added
+
+    async def _history_of_broker(self, broker: int, timeout: float) -> list[Sample]:
+        if broker == self._topics.broker:
+            return self._history.of_broker()
+        request = pb.GetHistoryRequest(broker_id=broker)
+        return of_message(
+            await self._forwarder.ask("admin", HISTORY, request, pb.History, broker=broker, timeout=timeout)
+        )
 
     async def Rebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
         done = await self._controller.rebalance(dry_run=request.dry_run, max_moves=request.max_moves)
