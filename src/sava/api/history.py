@@ -98,6 +98,7 @@ class LastHour:
         self._own = Ring()
         self._rings: OrderedDict[TopicName, Ring] = OrderedDict()
         self._before: dict[TopicName, Activity] = {}
+        self._sampled_at = time.monotonic()
         self._sampling: asyncio.Task[None] | None = None
 
     def start(self, supervisor: Supervisor) -> None:
@@ -114,11 +115,18 @@ class LastHour:
         return [] if ring is None else list(ring.samples())
 
     async def _run(self) -> None:
+        sampled = 0
         while True:
-            await asyncio.sleep(EVERY_S - time.time() % EVERY_S)
-            await self.sample(round(time.time() / EVERY_S) * EVERY_S)
+            moment = int(time.time() // EVERY_S + 1) * EVERY_S
+            if moment == sampled:  # the last sleep ended a little early
+                moment += EVERY_S
+            await asyncio.sleep(max(0.0, moment - time.time()))
+            began, self._sampled_at = self._sampled_at, time.monotonic()
+            sampled = moment
+            await self.sample(moment, self._sampled_at - began)
 
-    async def sample(self, moment: int) -> None:
+    async def sample(self, moment: int, seconds: float) -> None:
+        """``seconds``: since the last sample."""
         slices = Slices()
         before, self._before = self._before, {}
         total = Activity()
@@ -128,8 +136,8 @@ class LastHour:
             was = before.get(name)
             if was is not None:
                 rates = Activity(
-                    max(now.published - was.published, 0) / EVERY_S,
-                    max(now.delivered - was.delivered, 0) / EVERY_S,
+                    max(now.published - was.published, 0) / seconds,
+                    max(now.delivered - was.delivered, 0) / seconds,
                     now.backlog,
                 )
                 total = total.plus(rates)

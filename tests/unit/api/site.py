@@ -301,7 +301,7 @@ class Site:
         topics_admin_pb2_grpc.add_TopicsServicer_to_server(TopicsService(parts, unloading, store), own)
         topics_admin_pb2_grpc.add_SubscriptionsServicer_to_server(SubscriptionsService(parts), own)
         brokers_pb2_grpc.add_BrokersServicer_to_server(
-            BrokersService(brokers, controller, topics, History(topics), forwarder), own
+            BrokersService(brokers, controller, topics, LastHour(topics), forwarder), own
         )
         danube.register_admin_services(
             server,

@@ -2,13 +2,14 @@
 
 import { html, useState } from "./vendor/htm-preact.js";
 import { get, lines, post } from "./api.js";
-import { Action, Badge, Failure, Figure, Table, ago, bytes, number, state, usePoll } from "./parts.js";
+import { Action, Badge, Failure, Figure, Table, ago, bytes, number, state, useBrokerNames, usePoll } from "./parts.js";
 
 export function Brokers() {
   const brokers = usePoll("/v1/brokers", 5);
   const cluster = usePoll("/v1/cluster", 5);
   const balance = usePoll("/v1/brokers/balance", 15);
   const ledgers = usePoll("/v1/ledgers", 10);
+  const names = useBrokerNames();
   const [progress, setProgress] = useState("");
   const drain = (row) => lines(`/v1/brokers/${row.broker_id}/drain`, {}, (step) => setProgress(`Draining ${row.client_addr}: ${step.succeeded} of ${step.total} moved${step.failed ? `, ${step.failed} failed` : ""}.`));
   const about = cluster.data;
@@ -18,11 +19,11 @@ export function Brokers() {
       ["Broker", (row) => html`<span title=${row.broker_id}>${row.client_addr || row.broker_id}</span> ${row.is_leader && html`<${Badge}>leader<//>`}`], ["Status", (row) => html`<${Badge} kind=${state(row.status)}>${row.status}<//>`],
       ["Partitions", (row) => number(row.topics), "num"], ["Admin", (row) => row.admin_addr], ["Version", (row) => row.version], ["Up for", (row) => ago(row.started_ms)],
       ["", (row) => (row.status === "active" ? html`<${Action} ask=${`All topics of ${row.client_addr} move to other brokers.`} run=${() => drain(row)} done=${brokers.reload}>Drain<//>` : html`<${Action} run=${() => post(`/v1/brokers/${row.broker_id}/activate`)} done=${brokers.reload}>Activate<//>`)]]} /></div>
-    ${about && html`<div class="panel"><h2>Raft</h2><dl><dt>Leader</dt><dd>${about.leader_id}</dd><dt>Term</dt><dd>${number(about.current_term)}</dd><dt>Applied, committed</dt><dd>${number(about.last_applied)}, ${number(about.commit)}</dd>
+    ${about && html`<div class="panel"><h2>Raft</h2><dl><dt>Leader</dt><dd>${names(about.leader_id)}</dd><dt>Term</dt><dd>${number(about.current_term)}</dd><dt>Applied, committed</dt><dd>${number(about.last_applied)}, ${number(about.commit)}</dd>
       <dt>Log</dt><dd>entries ${number(about.first_index)} to ${number(about.last_index)}, snapshot at ${number(about.snapshot_index)}</dd><dt>State</dt><dd>${number(about.keys)} keys, ${bytes(Number(about.total_bytes))}</dd></dl>
-      <${Table} caption="Members" rows=${about.members} columns=${[["Node", (row) => row.node_id], ["Address", (row) => row.raft_addr], ["Role", (row) => html`<${Badge}>${row.role}<//>`], ["Match", (row) => number(row.match), "num"]]} /></div>`}
+      <${Table} caption="Members" rows=${about.members} columns=${[["Node", (row) => names(row.node_id)], ["Address", (row) => row.raft_addr], ["Role", (row) => html`<${Badge}>${row.role}<//>`], ["Match", (row) => number(row.match), "num"]]} /></div>`}
     <div class="panel"><h2>Ledgers</h2><${Failure} error=${ledgers.error} /><${Table} caption="Ledgers" rows=${ledgers.data?.ledgers} columns=${[
-      ["Ledger", (row) => html`<code>${row.broker_id}/${row.incarnation}</code>`], ["State", (row) => html`<${Badge} kind=${row.degraded ? "bad" : state(row.state)}>${row.degraded ? "degraded" : row.state}<//>`], ["Status", (row) => row.status], ["Copies", (row) => row.members.length, "num"], ["Acks need", (row) => `${row.ack_quorum} of ${row.write_quorum}`], ["Error", (row) => row.error]]} empty="Ledgers are mirrored from two brokers on." /></div>
+      ["Ledger", (row) => html`${names(row.broker_id)}, incarnation ${row.incarnation}`], ["State", (row) => html`<${Badge} kind=${row.degraded ? "bad" : state(row.state)}>${row.degraded ? "degraded" : row.state}<//>`], ["Status", (row) => row.status], ["Copies", (row) => row.members.length, "num"], ["Acks need", (row) => `${row.ack_quorum} of ${row.write_quorum}`], ["Error", (row) => row.error]]} empty="Ledgers are mirrored from two brokers on." /></div>
     ${balance.data && html`<div class="grid"><${Figure} label="Imbalance" value=${balance.data.coefficient_of_variation.toFixed(2)} note=${`moves begin above ${balance.data.threshold}`} /><${Figure} label="Moves in the last hour" value=${number(balance.data.moves_last_hour)} note=${balance.data.strategy} /></div>`}`;
 }
 

@@ -55,11 +55,20 @@ export function Time({ ms, iso }) {
   if (!ms && !iso) return "–";
   return html`<time datetime=${moment.toISOString()} title=${moment.toISOString()}>${LOCAL.format(moment)}</time>`;
 }
+const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3, hour12: false });
+export const Clock = ({ iso }) => html`<time datetime=${iso} title=${`${LOCAL.format(new Date(iso))}, ${iso}`}>${CLOCK.format(new Date(iso))}</time>`;
 export function ago(ms) {
   if (!ms) return "–";
   const seconds = Math.max(0, (Date.now() - Number(ms)) / 1000);
   for (const [name, size] of [["d", 86400], ["h", 3600], ["min", 60]]) if (seconds >= size) return `${Math.floor(seconds / size)} ${name}`;
   return `${Math.floor(seconds)} s`;
+}
+
+// The address of a broker, by its id.
+export function useBrokerNames() {
+  const { data } = usePoll("/v1/brokers?local=true", 30);
+  const names = Object.fromEntries((data?.brokers ?? []).map((broker) => [broker.broker_id, broker.client_addr]));
+  return (id) => (id && id !== "0" ? html`<span title=${`broker ${id}`}>${names[id] ?? id}</span>` : "none");
 }
 
 export function Table({ columns, rows, empty = "Nothing here.", caption }) {
@@ -80,12 +89,12 @@ export function Plot({ title, times, series, format = short }) {
     const axis = { stroke: color("--soft"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     const colors = [color("--accent"), color("--warn"), color("--good"), color("--bad")];
     plot.current = new uPlot({
-      width: box.current.clientWidth || 400, height: 170, legend: { live: true }, cursor: { y: false },
+      width: box.current.clientWidth || 400, height: 160, legend: { live: true }, cursor: { y: false },
       axes: [axis, { ...axis, size: 56, values: (_, ticks) => ticks.map(format) }],
       scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
       series: [{}, ...series.map(([label], index) => ({ label, stroke: colors[index % 4], width: 2, points: { show: false }, value: (_, value) => (value === null ? "–" : format(value)) }))],
     }, [times, ...series.map(([, values]) => values)], box.current);
-    const sized = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height: 170 }));
+    const sized = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height: 160 }));
     sized.observe(box.current);
     return () => { sized.disconnect(); plot.current.destroy(); };
   }, [names, document.documentElement.dataset.theme]);

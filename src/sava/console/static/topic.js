@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { download, follow, get, lines, patch, post, remove } from "./api.js";
-import { Action, Badge, Failure, Figure, Table, Tabs, Time, bytes, number, state, usePoll } from "./parts.js";
+import { Action, Badge, Clock, Failure, Figure, Table, Tabs, Time, bytes, number, state, useBrokerNames, usePoll } from "./parts.js";
 import { History } from "./overview.js";
 
 const TABS = [["overview", "Overview"], ["messages", "Messages"], ["subscriptions", "Subscriptions"], ["settings", "Settings"]];
@@ -29,12 +29,13 @@ function Unload({ path, done }) {
 // -- overview ------------------------------------------------------------------
 
 function About({ path, topic }) {
+  const names = useBrokerNames();
   const history = usePoll(`/v1/history?topic=${encodeURIComponent(topic.name)}`, 5);
-  if (topic.partitions.length) return html`<${History} data=${history.data} what="of all partitions" /><${Parts} topic=${topic} />`;
+  if (topic.partitions.length) return html`<${History} data=${history.data} what="of all partitions" /><${Parts} topic=${topic} names=${names} />`;
   const count = topic.next_offset === null ? null : topic.next_offset - topic.start_offset;
   return html`<div class="grid"><${Figure} label="Messages" value=${number(count)} note=${count !== null && `offsets ${number(topic.start_offset)} to ${number(topic.next_offset)}`} />
       <${Figure} label="Subscriptions" value=${number(topic.subscriptions.length)} /><${Figure} label="Producers" value=${number(topic.producers.length)} />
-      <${Figure} label="Epoch" value=${number(topic.epoch)} note=${`owner ${topic.broker_id}`} /></div>
+      <${Figure} label="Epoch" value=${number(topic.epoch)} note=${html`owner ${names(topic.broker_id)}`} /></div>
     ${topic.reason && html`<div class="error">${topic.reason}</div>`}
     <${History} data=${history.data} what="" />
     ${topic.next_offset !== null && html`<${Tiers} path=${path} topic=${topic} />`}
@@ -53,7 +54,7 @@ function Tiers({ path, topic }) {
     <div class="legend"><span><i class="segments"></i>${number(data?.segments.length)} segments at ${data?.store_url}</span><span><i class="journal"></i>journal and its mirrors, ${number(journal)} messages</span></div></div>`;
 }
 
-function Parts({ topic }) {
+function Parts({ topic, names }) {
   const [found, set] = useState({});
   useEffect(() => {
     let gone = false;
@@ -66,7 +67,7 @@ function Parts({ topic }) {
   return html`<div class="panel"><h2>Partitions</h2><${Table} caption="Partitions" rows=${topic.partitions} columns=${[
     ["Partition", (name) => html`<a href=${`#/topics${name}`}>${name}</a>`], ["State", (name) => html`<${Badge} kind=${state(found[name]?.state)}>${found[name]?.state ?? "–"}<//>`],
     ["Messages", (name) => number(found[name] ? found[name].next_offset - found[name].start_offset : null), "num"], ["Next offset", (name) => of(name, "next_offset"), "num"],
-    ["Owner", (name) => found[name]?.broker_id], ["Epoch", (name) => of(name, "epoch"), "num"]]} /></div>`;
+    ["Owner", (name) => names(found[name]?.broker_id)], ["Epoch", (name) => of(name, "epoch"), "num"]]} /></div>`;
 }
 
 // -- messages ------------------------------------------------------------------
@@ -110,7 +111,7 @@ function Shown({ message }) {
   const [how, setHow] = useState(message.value !== undefined ? "value" : "payload");
   const text = message.payload ?? message.payload_base64;
   const bodies = { value: () => JSON.stringify(message.value, null, 2), payload: () => pretty(text), hex: () => hex(message) };
-  return html`<details class="message"><summary><span class="mono">${message.offset}</span><span class="wide"><${Time} iso=${message.publish_time} /></span><span class="mono cut wide">${message.key ?? ""}</span><span class="mono cut">${text}</span></summary>
+  return html`<details class="message"><summary><span class="mono">${message.offset}</span><span class="wide"><${Clock} iso=${message.publish_time} /></span><span class="mono cut wide">${message.key ?? ""}</span><span class="mono cut">${text}</span></summary>
     <div class="inside"><div class="row">${[...(message.value !== undefined ? ["value"] : []), "payload", "hex"].map((each) => html`<button aria-pressed=${how === each} class=${how === each ? "primary" : ""} onClick=${() => setHow(each)}>${each}</button>`)}
       <span class="note">${bytes(message.size)}${message.is_cut ? ", cut" : ""} · ${message.topic} · ${message.publish_time}</span></div>
       ${message.value_error && html`<div class="error">${message.value_error}</div>`}<pre class="payload">${bodies[how]()}</pre>
