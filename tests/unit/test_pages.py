@@ -53,6 +53,7 @@ PYTHON: Final = {
 }
 """Which tests run the Python of a page."""
 SHELL: Final = {
+    "http-api.md": ("tests/unit/console/test_http_api.py",),
     "client.md": ("tests/integration/test_client_guide.py",),
     "pipeline.md": ("tests/spark/test_pipeline_guide.py",),
 }
@@ -91,6 +92,7 @@ ELSEWHERE: Final = {
         ".venv/bin/python -m bench --dir /mnt/disk": "takes an hour",
     },
     "client.md": {"sava broker --standalone": "tests/support/brokers.py, on ports of its own"},
+    "http-api.md": {"sava broker --standalone": "tests/support/brokers.py, on ports of its own"},
     "configuration.md": {
         "sava broker --config /etc/sava/sava.yml": "tests/integration/test_docs.py, with its file elsewhere"
     },
@@ -366,6 +368,7 @@ OF_OTHERS: Final = {
     "design/journal.md": {"--jobs", "--seed", "--seeds", "--trace"},
     "design/storage.md": {"--quick"},
     "diagnosis.md": {"--silent"},
+    "http-api.md": {"--data-binary", "--json"},
     "operations.md": {"--fail", "--silent"},
     "install.md": {
         *("--constraint", "--system", "--home-dir", "--shell", "--mode", "--now", "--unit", "--lines"),

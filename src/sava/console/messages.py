@@ -64,6 +64,8 @@ MAX_FOLLOWERS: Final = 256
 IDLE_S: Final = 60.0
 CALL_S: Final = 15.0
 LONGEST_WAIT_S: Final = 30.0
+GATHER_S: Final = 0.02
+"""After the first message, for those that come with it."""
 MAX_CREDITS: Final = 10_000
 PING_S: Final = 15.0
 """Between signs of life of a stream of events without any."""
@@ -842,6 +844,8 @@ class HeldConsumer:
                     while not self._delivered and self._error is None:
                         await self._arrived.wait()
                         self._arrived.clear()
+            if len(self._delivered) < most:
+                await asyncio.sleep(GATHER_S)
         if not self._delivered and self._error is not None:
             raise self._error
         return [self._delivered.popleft() for _ in range(min(most, len(self._delivered)))]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,6 +19,7 @@ import pytest
 
 from sava.client import Client
 from tests.support.brokers import Standalone
+from tests.support.pages import blocks
 
 NDJSON = "application/x-ndjson"
 TOPICS = (f"/v1/topics/default/t{number}" for number in count())
@@ -344,3 +347,20 @@ async def test_a_schema_decodes_what_is_shown(
     shown = (await answer(await http.get(f"{topic}/messages")))["messages"][0]
     assert (shown["value"], shown["schema_version"]) == ({"id": 7}, 1)
     assert json.loads(shown["payload"]) == {"id": 7}
+
+
+def test_the_page_of_the_api_runs(broker: Standalone, tmp_path: Path) -> None:
+    commands = "\n".join(blocks("http-api.md", "sh")).replace(":9040", f":{broker.http_port}")
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "topic_unknown" in done.stdout
+    assert "error" not in done.stdout.replace('{"error":{"code":"topic_unknown"', "")
+    received = json.loads((tmp_path / "received.json").read_text())
+    assert 1 <= len(received["messages"]) <= 5
+    assert pq.read_table(tmp_path / "coffee.parquet").num_rows == 5
