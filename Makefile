@@ -8,7 +8,7 @@ READY := .venv/.ready
 SEEDS ?= 2000
 JOBS ?= 4
 
-.PHONY: help setup test test-long chaos torture soak test-spark lint sim mutants bench kafka nats demo docs house proto clean
+.PHONY: help setup test test-long chaos torture soak test-spark lint sim mutants bench kafka nats demo docs house screenshots proto clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -93,6 +93,10 @@ house: $(READY)
 ## make docs     write the pages of docs/reference from the code
 docs: $(READY)
 	$(BIN)/python -m tools.reference
+
+## make screenshots  pictures of the console into docs/images; needs Chromium and its driver
+screenshots: $(READY)
+	$(BIN)/python -m tools.screenshots
 
 ## make proto    regenerate the code of src/sava/proto
 proto: $(READY)

@@ -10,7 +10,7 @@
 loopback and into a company's network. Credentials are a header that only our own page sets, never a cookie;
 but a broker without authentication takes calls without any. So a request with an ``Origin`` that is not this
 port's own is refused, and so is one to a host name that is neither an address nor a name of this broker: a
-name of somebody's domain that leads here (DNS rebinding) would make its page our own.
+name of a stranger's domain that leads here (DNS rebinding) would make its page our own.
 """
 
 from __future__ import annotations
