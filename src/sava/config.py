@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from sava import danube_config
 from sava.danube_config import NotTranslatable
 from sava.errors import HostError
+from sava.security.tokens import TokenIssuer, check_jwks_url
 
 ENVIRONMENT_PREFIX = "SAVA__"
 PULSAR_CREATE = "createTopicToRemoteClusterForReplication"
@@ -233,7 +234,20 @@ class TokenIssuerSettings(SettingsSection):
             raise ValueError(
                 f"algorithm {self.algorithm} does not fit the key: HS256 to HS512 need secret_file"
             )
+        if self.jwks_url:
+            check_jwks_url(self.jwks_url)
         return self
+
+    def as_issuer(self) -> TokenIssuer:
+        return TokenIssuer(
+            issuer=self.issuer,
+            algorithm=self.algorithm,
+            audience=self.audience,
+            secret_file=self.secret_file,
+            public_key_file=self.public_key_file,
+            jwks_file=self.jwks_file,
+            jwks_url=self.jwks_url,
+        )
 
 
 class Auth(SettingsSection):
@@ -254,6 +268,10 @@ class Auth(SettingsSection):
     being refused. By default only when neither ``tls`` nor ``tokens`` is set."""
     clock_skew_seconds: Annotated[int, Field(ge=0, le=300)] = 30
     """How far the clock of an issuer may be off."""
+
+    @property
+    def issuers(self) -> tuple[TokenIssuer, ...]:
+        return tuple(each.as_issuer() for each in self.tokens)
 
     @property
     def is_enforced(self) -> bool:
