@@ -1,9 +1,9 @@
 """Call: who makes the call that is running, and what that caller may do.
 
-The guard of a port (``sava.peers.guard``) makes one for each call and puts it into the context of the handler's
-task, with the principal (``sava.security.principal.current``). What the table of permissions cannot decide
-from the request, the handler asks here: ``require`` what a producer or a consumer is of that the request names
-by a number, and which entries of a list the caller ``may`` see. Where roles are not enforced, and in the
+The guard of a port (``sava.peers.guard``) makes one for each call and puts it into the context of the
+handler's task, with the principal (``sava.security.principal.current``). What the table of permissions cannot
+decide from the request, the handler asks here: ``require`` for the topic of a producer or a consumer that the
+request names by a number, ``may`` for the entries of a list. Where roles are not enforced, and in the
 broker's own tasks, every caller may do everything.
 
 A stream remembers what was required for it, so that it ends when that is taken away.
@@ -21,7 +21,7 @@ from sava.security.permissions import (
     Authorizer,
     Permission,
     Resource,
-    Scope,
+    GrantScope,
     denied,
     subject_resource,
 )
@@ -39,10 +39,13 @@ class Credential(NamedTuple):
     """In Unix seconds; 0: it does not end."""
 
 
+NO_CREDENTIAL: Final = Credential()
+
+
 @dataclass(slots=True)
 class Call:
     principal: Principal = ANONYMOUS
-    credential: Credential = Credential()
+    credential: Credential = NO_CREDENTIAL
     authorizer: Authorizer | None = None
     """None: the caller may do everything."""
     forwarder: int = 0
@@ -82,20 +85,15 @@ EVERYTHING: Final = Call()
 current: Final[ContextVar[Call]] = ContextVar("call", default=EVERYTHING)
 
 
-def topic_resource(head: str) -> Resource:
-    """``head``: the topic's name; of a partition, its topic's."""
-    return Resource(Scope.TOPIC, head)
-
-
 def require_topic(any_of: tuple[Permission, ...], head: str) -> None:
-    """Raises PermissionDenied."""
+    """``head``: the topic's name; of a partition, its topic's. Raises PermissionDenied."""
     call = current.get()
     if call.authorizer is not None:
-        call.require(any_of, Resource(Scope.TOPIC, head))
+        call.require(any_of, Resource(GrantScope.TOPIC, head))
 
 
 def may_see_topic(head: str) -> bool:
-    return current.get().may((Permission.LOOKUP,), Resource(Scope.TOPIC, head))
+    return current.get().may((Permission.LOOKUP,), Resource(GrantScope.TOPIC, head))
 
 
 def may_see_namespace(namespace: str) -> bool:

@@ -68,10 +68,8 @@ P = Permission
 
 ROLES: Final[Mapping[str, frozenset[Permission]]] = {
     "admin": frozenset(Permission),
-    "operator": frozenset(
-        (P.LOOKUP, P.MANAGE_TOPIC, P.MANAGE_NAMESPACE, P.MANAGE_SCHEMA, P.REPLICATE, P.PIPELINES)
-        + (P.CLUSTER_READ,)
-    ),
+    # Runs the cluster, and neither reads its messages nor grants rights.
+    "operator": frozenset(Permission) - {P.PRODUCE, P.CONSUME, P.READ, P.CLUSTER_ADMIN, P.META},
     "producer": frozenset((P.LOOKUP, P.PRODUCE)),
     "consumer": frozenset((P.LOOKUP, P.CONSUME)),
     "reader": frozenset((P.LOOKUP, P.READ)),
@@ -93,14 +91,14 @@ class Unauthenticated(CallerError):
 # -- resources -------------------------------------------------------------------------------------
 
 
-class Scope(StrEnum):
+class GrantScope(StrEnum):
     CLUSTER = "cluster"
     NAMESPACE = "namespace"
     TOPIC = "topic"
 
 
 class Resource(NamedTuple):
-    scope: Scope
+    scope: GrantScope
     name: str
     """Empty, ``sales``, or ``/sales/orders``."""
 
@@ -110,16 +108,16 @@ class Resource(NamedTuple):
     @property
     def namespace(self) -> str:
         """Empty for the cluster."""
-        return self.name.split("/", 2)[1] if self.scope is Scope.TOPIC else self.name
+        return self.name.split("/", 2)[1] if self.scope is GrantScope.TOPIC else self.name
 
 
-CLUSTER: Final = Resource(Scope.CLUSTER, "")
+CLUSTER: Final = Resource(GrantScope.CLUSTER, "")
 
 
 def subject_resource(subject: str) -> Resource:
     """Where a subject of the schema registry belongs."""
     namespace, dot, _ = subject.partition(".")
-    return Resource(Scope.NAMESPACE, namespace) if dot and namespace else CLUSTER
+    return Resource(GrantScope.NAMESPACE, namespace) if dot and namespace else CLUSTER
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -158,7 +156,8 @@ class Need(NamedTuple):
 
     def names(self, request: Any) -> tuple[str, ...]:
         """As the request gives them."""
-        return _reader(type(request).DESCRIPTOR, self.field)(request)
+        found: tuple[str, ...] = _reader(type(request).DESCRIPTOR, self.field)(request)
+        return found
 
 
 @cache
@@ -177,7 +176,7 @@ def _reader(descriptor: Any, path: str) -> Any:
     return lambda message: inner(getattr(message, name))
 
 
-class Access(StrEnum):
+class Callers(StrEnum):
     OPEN = "open"
     """To every caller, also without a token."""
     LISTED = "listed"
@@ -195,7 +194,7 @@ class Row:
 
     needs: tuple[Need, ...] = ()
     """All of them."""
-    access: Access = Access.CHECKED
+    callers: Callers = Callers.CHECKED
     always_audited: bool = False
     """Otherwise only when it is denied."""
 
@@ -225,10 +224,10 @@ def _listed(field: str, permission: Permission = P.LOOKUP) -> Row:
     return _row(_on(On.WITHIN, permission, field=field, is_optional=True))
 
 
-OPEN: Final = Row(access=Access.OPEN)
-LISTED: Final = Row(access=Access.LISTED)
-SESSION: Final = Row(access=Access.SESSION)
-BROKERS: Final = Row(access=Access.BROKERS)
+OPEN: Final = Row(callers=Callers.OPEN)
+LISTED: Final = Row(callers=Callers.LISTED)
+SESSION: Final = Row(callers=Callers.SESSION)
+BROKERS: Final = Row(callers=Callers.BROKERS)
 _ANY_SCHEMA: Final = _row(_on(On.ANYWHERE, P.LOOKUP))
 _DEAD_LETTERS: Final = _on(
     # What a subscription gives up is published there: a consumer must not write by it where it may not.
@@ -240,8 +239,8 @@ _SUBSCRIPTION: Final = _topic(P.CONSUME, P.MANAGE_TOPIC, audit=True)
 
 _SERVICES: Final[Mapping[str, Mapping[str, Row]]] = {
     "sava.streams.Streams": {
-        "Publish": _topic(P.PRODUCE),
-        "Subscribe": _topic(P.CONSUME),
+        "Publish": _topic(P.PRODUCE, field="open.topic"),
+        "Subscribe": _topic(P.CONSUME, field="open.topic"),
         "Read": _topic(P.READ),
         "LookUp": _row(
             _on(On.TOPIC, P.LOOKUP, field="topic"),
@@ -269,7 +268,7 @@ _SERVICES: Final[Mapping[str, Mapping[str, Row]]] = {
             _on(On.TOPIC, P.REPLICATE, field="topic", otherwise=On.CLUSTER),
             audit=True,
         ),
-        "Append": _topic(P.REPLICATE),
+        "Append": _topic(P.REPLICATE, field="open.topic"),
         "AppendEach": _topic(P.REPLICATE, field="appends.open.topic"),
         "ApplyAcks": _topic(P.REPLICATE),
         "ReadAcks": _topic(P.REPLICATE),
@@ -497,9 +496,9 @@ class _Grants:
     decisions: dict[tuple[tuple[Permission, ...], Resource], bool] = field(default_factory=dict)
 
     def add(self, permissions: Iterable[Permission], resource: Resource) -> None:
-        if resource.scope is Scope.CLUSTER:
+        if resource.scope is GrantScope.CLUSTER:
             self.cluster.update(permissions)
-        elif resource.scope is Scope.NAMESPACE:
+        elif resource.scope is GrantScope.NAMESPACE:
             self.namespaces.setdefault(resource.name, set()).update(permissions)
         elif resource.name.endswith("*"):
             self.prefixes.append((resource.name[:-1], set(permissions)))
@@ -521,7 +520,7 @@ class _Grants:
         held = set(self.cluster)
         if namespace:
             held |= self.namespaces.get(namespace, set())
-        if resource.scope is Scope.TOPIC:
+        if resource.scope is GrantScope.TOPIC:
             held |= self.topics.get(resource.name, set())
             for prefix, permissions in self.prefixes:
                 if resource.name.startswith(prefix):
@@ -530,7 +529,7 @@ class _Grants:
 
     def allow_within(self, any_of: tuple[Permission, ...], namespace: str) -> bool:
         """Whether anything of the namespace; empty: anything at all."""
-        if namespace and self.allow(any_of, Resource(Scope.NAMESPACE, namespace)):
+        if namespace and self.allow(any_of, Resource(GrantScope.NAMESPACE, namespace)):
             return True
         if namespace == SYSTEM:
             return False
@@ -612,10 +611,11 @@ def denied(principal: Principal, any_of: tuple[Permission, ...], resource: Resou
     if resource.namespace == SYSTEM:
         any_of, resource = (Permission.CLUSTER_ADMIN,), CLUSTER
         words = f"{words} there without {Permission.CLUSTER_ADMIN}"
-    options = {Scope.CLUSTER: "", Scope.NAMESPACE: " --namespace ", Scope.TOPIC: " --topic "}
+    options = {GrantScope.CLUSTER: "", GrantScope.NAMESPACE: " --namespace ", GrantScope.TOPIC: " --topic "}
+    grant = f"{principal} {_least_role(any_of)}{options[resource.scope]}{resource.name}"
     return PermissionDenied(
         f"{principal} has no permission {words} on {resource}; an administrator grants it with "
-        f"`sava auth bindings create {principal} {_least_role(any_of)}{options[resource.scope]}{resource.name}`"
+        f"`sava auth bindings create {grant}`"
     )
 
 

@@ -5,7 +5,7 @@
     /security/revocations/{kind}/{id}   RevocationRecord; the id is hashed: a token's may be any text
     /security/quotas/{id}               QuotaRecord; the id is a hash of the principal
 
-No key below ``/security/`` can be reached by ``sava meta``: whoever may write there could grant everything.
+No key below ``/security/`` can be reached by ``sava meta``, where one write would grant everything.
 
 A broker follows the records by a watch and applies them event by event, so that a change holds on all brokers
 within the time that Raft needs, milliseconds. A broker that is cut off from the others decides by what it
@@ -21,6 +21,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeVar
 
 import msgspec
@@ -28,9 +29,17 @@ import msgspec
 from sava.errors import CallerError
 from sava.metadata.commands import KeyValue
 from sava.metadata.errors import Compacted
-from sava.metadata.records import RecordChange, RecordCorrupt, RecordStore, Versioned, decode
+from sava.metadata.records import (
+    Decide,
+    RecordChange,
+    RecordCorrupt,
+    RecordStore,
+    Versioned,
+    decode,
+    present,
+)
 from sava.metadata.store import MetadataStore
-from sava.security.permissions import ROLES, Grant, Permission, Policies, Resource, Scope
+from sava.security.permissions import ROLES, Grant, Permission, Policies, Resource, GrantScope
 from sava.security.principal import Principal
 from sava.supervisor import Supervisor
 from sava.tasks import Backoff, Reconciler, cancelled
@@ -43,6 +52,7 @@ BINDING_KEYS: Final = f"{PREFIX}bindings/"
 REVOCATION_KEYS: Final = f"{PREFIX}revocations/"
 QUOTA_KEYS: Final = f"{PREFIX}quotas/"
 RETRY_S: Final = 0.2
+CAUGHT_UP_S: Final = 1.0
 MAX_ROLES: Final = 1000
 MAX_BINDINGS: Final = 20_000
 MAX_REVOCATIONS: Final = 20_000
@@ -61,7 +71,7 @@ _PARTITION: Final = re.compile(r".+-part-(0|[1-9]\d{0,5})")
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class PolicyInvalid(CallerError):
+class SecurityPolicyInvalid(CallerError):
     """A role, binding, revocation or quota that cannot be."""
 
 
@@ -81,7 +91,7 @@ class BindingUnknown(CallerError):
     """No binding has this id."""
 
 
-class PolicyLimit(CallerError):
+class SecurityPolicyLimit(CallerError):
     """There are as many of them as there may be."""
 
 
@@ -111,7 +121,7 @@ class BindingRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def grant(self) -> Grant:
-        return Grant(self.role, Resource(Scope(self.scope), self.resource))
+        return Grant(self.role, Resource(GrantScope(self.scope), self.resource))
 
 
 class RevocationRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,43 +161,49 @@ def is_reserved(key: str) -> bool:
 
 def check_text(text: str, what: str) -> str:
     if not text or len(text) > MAX_TEXT or not text.isprintable():
-        raise PolicyInvalid(f"{what} {text[:50]!a}: 1 to {MAX_TEXT} printable characters are needed")
+        raise SecurityPolicyInvalid(f"{what} {text[:50]!a}: 1 to {MAX_TEXT} printable characters are needed")
     return text
 
 
 def check_role(name: str, permissions: tuple[str, ...]) -> None:
-    """Raises PolicyInvalid, BuiltInRole."""
+    """Raises SecurityPolicyInvalid, BuiltInRole."""
     if name in ROLES:
         raise BuiltInRole(f"role {name} is built in, and stays as it is; give the new role another name")
     if not _NAME.fullmatch(name):
-        raise PolicyInvalid(f"role {name[:50]!a}: letters, digits, '_', '-' and '.' (not first) can be used")
+        raise SecurityPolicyInvalid(
+            f"role {name[:50]!a}: letters, digits, '_', '-' and '.' (not first) can be used"
+        )
     known = list(Permission)
     for each in permissions:
         if each not in known:
-            raise PolicyInvalid(f"permission {each[:50]!a} does not exist; there are {', '.join(known)}")
+            raise SecurityPolicyInvalid(
+                f"permission {each[:50]!a} does not exist; there are {', '.join(known)}"
+            )
 
 
 def check_binding(record: BindingRecord) -> BindingRecord:
-    """As it is kept. Raises PolicyInvalid, PrincipalInvalid."""
+    """As it is kept. Raises SecurityPolicyInvalid, PrincipalInvalid."""
     principal = Principal.parse(check_text(record.principal, "principal"))
     try:
-        scope = Scope(record.scope)
+        scope = GrantScope(record.scope)
     except ValueError:
-        raise PolicyInvalid(
-            f"scope {record.scope[:50]!a} does not exist; there are {', '.join(Scope)}"
+        raise SecurityPolicyInvalid(
+            f"scope {record.scope[:50]!a} does not exist; there are {', '.join(GrantScope)}"
         ) from None
     resource = record.resource
     match scope:
-        case Scope.CLUSTER if resource:
-            raise PolicyInvalid("a binding of the cluster names no resource")
-        case Scope.NAMESPACE if not _NAME.fullmatch(resource):
-            raise PolicyInvalid(f"namespace {resource[:50]!a} cannot be one; write it as in /NAMESPACE/topic")
-        case Scope.TOPIC if len(resource) > 2 * MAX_TEXT or not _TOPIC.fullmatch(resource):
-            raise PolicyInvalid(
+        case GrantScope.CLUSTER if resource:
+            raise SecurityPolicyInvalid("a binding of the cluster names no resource")
+        case GrantScope.NAMESPACE if not _NAME.fullmatch(resource):
+            raise SecurityPolicyInvalid(
+                f"namespace {resource[:50]!a} cannot be one; write it as in /NAMESPACE/topic"
+            )
+        case GrantScope.TOPIC if len(resource) > 2 * MAX_TEXT or not _TOPIC.fullmatch(resource):
+            raise SecurityPolicyInvalid(
                 f"topic {resource[:50]!a}: write /namespace/topic; the name may end in *, as in /sales/eu-*"
             )
-        case Scope.TOPIC if _PARTITION.fullmatch(resource):
-            raise PolicyInvalid(
+        case GrantScope.TOPIC if _PARTITION.fullmatch(resource):
+            raise SecurityPolicyInvalid(
                 f"topic {resource} is named as a partition; a binding of the topic covers its partitions"
             )
     check_text(record.role, "role")
@@ -198,7 +214,8 @@ def check_binding(record: BindingRecord) -> BindingRecord:
 
 
 class SecurityPolicies:
-    """This broker's copy of the records, and their changes. Reads are of the copy. Owned by the event loop."""
+    """This broker's copy of the records, and how they change. Reads are of the copy. Owned by the event
+    loop."""
 
     def __init__(self, store: MetadataStore) -> None:
         self.policies = Policies()
@@ -210,6 +227,9 @@ class SecurityPolicies:
         self.quotas: dict[str, QuotaRecord] = {}
         """By principal, or ``*``."""
         self._by_key: dict[str, msgspec.Struct] = {}
+        self._revision = 0
+        """Of the store, up to which the copy is current."""
+        self._applied = asyncio.Event()
         self._store = store
         self._records = RecordStore(store)
         self._listeners: list[Callable[[], None]] = []
@@ -222,11 +242,12 @@ class SecurityPolicies:
         """Called after every change, in the watch's task; returns at once."""
         self._listeners.append(listener)
 
-    def is_revoked(self, kind: str, id: str) -> bool:
-        return (kind, id) in self.revoked
+    def is_revoked(self, kind: str, number: str) -> bool:
+        """``number``: the token's id, or the certificate's serial number."""
+        return (kind, number) in self.revoked
 
     async def set_role(self, name: str, permissions: tuple[str, ...], *, by: Principal) -> RoleRecord:
-        """Raises PolicyInvalid, BuiltInRole, PolicyLimit."""
+        """Raises SecurityPolicyInvalid, BuiltInRole, SecurityPolicyLimit."""
         check_role(name, permissions)
         wanted = tuple(each.value for each in Permission if each in permissions)
         self._check_room(self.roles, name, MAX_ROLES, "roles")
@@ -241,9 +262,8 @@ class SecurityPolicies:
     async def delete_role(self, name: str) -> None:
         """Raises BuiltInRole, RoleUnknown, RoleInUse."""
         check_role(name, ())
-        await self._store.get(f"{ROLE_KEYS}{name}")  # linearizable: what is here is as new
-        await self._caught_up()
-        users = [each for each in self.bindings.values() if each.role == name]
+        bindings = (await self._store.range(BINDING_KEYS)).kvs
+        users = [each for kv in bindings if (each := decode(kv, BindingRecord)).role == name]
         if users:
             raise RoleInUse(
                 f"role {name} is given by {len(users)} binding(s), such as {users[0].id} of "
@@ -252,35 +272,35 @@ class SecurityPolicies:
         await self._delete(f"{ROLE_KEYS}{name}", RoleRecord, RoleUnknown(f"role {name} does not exist"))
 
     async def create_binding(self, record: BindingRecord, *, by: Principal) -> BindingRecord:
-        """Repeated, it changes nothing. Raises PolicyInvalid, PrincipalInvalid, RoleUnknown, PolicyLimit."""
+        """Repeated, it changes nothing. Raises SecurityPolicyInvalid, PrincipalInvalid, RoleUnknown, SecurityPolicyLimit."""
         record = check_binding(record)
-        if record.role not in ROLES and await self._store.get(f"{ROLE_KEYS}{record.role}") is None:
-            known = ", ".join(sorted({*ROLES, *self.roles}))
-            raise RoleUnknown(f"role {record.role} does not exist; there are {known}")
+        role_key = f"{ROLE_KEYS}{record.role}"
         self._check_room(self.bindings, record.id, MAX_BINDINGS, "bindings")
         wanted = msgspec.structs.replace(record, created_by=str(by), created_ms=_now_ms())
+        conditions = () if record.role in ROLES else (present(role_key),)
 
-        def decide(found: Versioned[BindingRecord]) -> RecordChange[BindingRecord] | None:
-            return None if found.value is not None else RecordChange(wanted)
+        async def decide(found: Versioned[BindingRecord]) -> RecordChange[BindingRecord] | None:
+            if conditions and await self._store.get(role_key) is None:
+                known = ", ".join(sorted({*ROLES, *self.roles}))
+                raise RoleUnknown(f"role {record.role[:50]!a} does not exist; there are {known}")
+            return None if found.value is not None else RecordChange(wanted, conditions=conditions)
 
         return await self._set(
             f"{BINDING_KEYS}{record.id}", BindingRecord, decide, f"the binding of {record.principal}"
         )
 
-    async def delete_binding(self, id: str) -> None:
+    async def delete_binding(self, binding: str) -> None:
         """Raises BindingUnknown."""
-        unknown = BindingUnknown(
-            f"binding {id[:50]!a} does not exist; `sava auth bindings list` shows which do"
-        )
-        if not _NAME.fullmatch(id):
+        unknown = BindingUnknown(f"binding {binding[:50]!a} does not exist; see `sava auth bindings list`")
+        if not _NAME.fullmatch(binding):
             raise unknown
-        await self._delete(f"{BINDING_KEYS}{id}", BindingRecord, unknown)
+        await self._delete(f"{BINDING_KEYS}{binding}", BindingRecord, unknown)
 
     async def revoke(self, record: RevocationRecord, *, by: Principal) -> RevocationRecord:
-        """Raises PolicyInvalid, PolicyLimit."""
+        """Raises SecurityPolicyInvalid, SecurityPolicyLimit."""
         check_text(record.id, "id")
         if record.kind not in (TOKEN, CERTIFICATE):
-            raise PolicyInvalid(f"{record.kind[:50]!a} cannot be revoked; token and certificate can")
+            raise SecurityPolicyInvalid(f"{record.kind[:50]!a} cannot be revoked; token and certificate can")
         if record.reason:
             check_text(record.reason, "reason")
         await self._forget_old()
@@ -295,15 +315,15 @@ class SecurityPolicies:
         key = _revocation_key(record.kind, record.id)
         return await self._set(key, RevocationRecord, decide, f"the revocation of {record.kind} {record.id}")
 
-    async def delete_revocation(self, kind: str, id: str) -> None:
-        """Raises PolicyInvalid."""
-        unknown = PolicyInvalid(f"{kind[:50]} {id[:50]!a} is not revoked")
+    async def delete_revocation(self, kind: str, number: str) -> None:
+        """Raises SecurityPolicyInvalid."""
+        unknown = SecurityPolicyInvalid(f"{kind[:50]} {number[:50]!a} is not revoked")
         if kind not in (TOKEN, CERTIFICATE):
             raise unknown
-        await self._delete(_revocation_key(kind, id), RevocationRecord, unknown)
+        await self._delete(_revocation_key(kind, number), RevocationRecord, unknown)
 
     async def set_quota(self, record: QuotaRecord) -> QuotaRecord:
-        """Raises PolicyInvalid, PrincipalInvalid, PolicyLimit."""
+        """Raises SecurityPolicyInvalid, PrincipalInvalid, SecurityPolicyLimit."""
         record = msgspec.structs.replace(record, principal=_quota_principal(record.principal))
         self._check_room(self.quotas, record.principal, MAX_QUOTAS, "quotas")
 
@@ -314,28 +334,26 @@ class SecurityPolicies:
         return await self._set(key, QuotaRecord, decide, f"the quota of {record.principal}")
 
     async def delete_quota(self, principal: str) -> None:
-        """Raises PolicyInvalid, PrincipalInvalid."""
+        """Raises SecurityPolicyInvalid, PrincipalInvalid."""
         principal = _quota_principal(principal)
         key, unknown = (
             f"{QUOTA_KEYS}{_hash(principal)}",
-            PolicyInvalid(f"{principal} has no quota of its own"),
+            SecurityPolicyInvalid(f"{principal} has no quota of its own"),
         )
         await self._delete(key, QuotaRecord, unknown)
 
     async def _forget_old(self) -> None:
         """Revocations of what would be refused by now without them."""
         now = _now_ms()
-        for (kind, id), record in list(self.revoked.items()):
+        for record in list(self.revoked.values()):
             if 0 < record.until_ms < now:
-                await self._store.delete(_revocation_key(kind, id))
+                await self._store.delete(_revocation_key(record.kind, record.id))
 
-    async def _set(
-        self, key: str, kind: type[T], decide: Callable[[Versioned[T]], RecordChange[T] | None], what: str
-    ) -> T:
+    async def _set(self, key: str, kind: type[T], decide: Decide[T], what: str) -> T:
         """The record as it is then, in this broker's copy, too."""
         updated = await self._records.update(key, kind, decide, what=what, repairs=True)
         assert updated.value is not None
-        await self._caught_up()
+        await self._caught_up(updated.revision)
         return updated.value
 
     async def _delete(self, key: str, kind: type[T], unknown: CallerError) -> None:
@@ -344,17 +362,23 @@ class SecurityPolicies:
                 raise unknown
             return RecordChange(None) if found.kv is not None else None
 
-        await self._records.update(key, kind, decide, repairs=True)
-        await self._caught_up()
+        updated = await self._records.update(key, kind, decide, repairs=True)
+        await self._caught_up(updated.revision)
 
-    async def _caught_up(self) -> None:
-        """Until the watch has had its turn: what is applied is in its queue."""
-        for _ in range(3):
-            await asyncio.sleep(0)
+    async def _caught_up(self, revision: int) -> None:
+        """Until this broker decides by the change, so that the caller who made it does not see the former
+        state. Bounded: the change is made in any case."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CAUGHT_UP_S):
+                while self._revision < revision:
+                    self._applied.clear()
+                    await self._applied.wait()
 
     def _check_room(self, known: dict[T_Key, T], key: T_Key, limit: int, what: str) -> None:
         if key not in known and len(known) >= limit:
-            raise PolicyLimit(f"there are {len(known)} {what} already, and no more than {limit} can be")
+            raise SecurityPolicyLimit(
+                f"there are {len(known)} {what} already, and no more than {limit} can be"
+            )
 
     # -- following -----------------------------------------------------------------------------
 
@@ -367,7 +391,7 @@ class SecurityPolicies:
         local = self._store.local
         for kv in local.range(PREFIX).kvs:
             self._apply(kv.key, kv)
-        self._tell()
+        self._tell(local.revision)
         return local.revision
 
     def start(self, supervisor: Supervisor) -> None:
@@ -384,13 +408,15 @@ class SecurityPolicies:
             async for batch in watch:
                 for event in batch.events:
                     self._apply(event.key, event.kv)
-                self._tell()
+                self._tell(batch.revision)
         except Compacted:
             self._follower.wake()
         finally:
             watch.close()
 
-    def _tell(self) -> None:
+    def _tell(self, revision: int) -> None:
+        self._revision = revision
+        self._applied.set()
         self.policies.changed()
         for listener in self._listeners:
             listener()
@@ -453,8 +479,8 @@ class SecurityPolicies:
 T_Key = TypeVar("T_Key")
 
 
-def _revocation_key(kind: str, id: str) -> str:
-    return f"{REVOCATION_KEYS}{kind}/{_hash(id)}"
+def _revocation_key(kind: str, number: str) -> str:
+    return f"{REVOCATION_KEYS}{kind}/{_hash(number)}"
 
 
 def _quota_principal(text: str) -> str:
