@@ -43,14 +43,14 @@ from sava.security.cluster_secret import ClusterSecret
 from sava.security.permissions import (
     CLUSTER,
     TABLE,
-    Callers,
     Authorizer,
+    CallAccess,
+    GrantScope,
     Need,
     On,
     PermissionDenied,
     Resource,
     Row,
-    GrantScope,
     Unauthenticated,
     denied,
     subject_resource,
@@ -339,7 +339,7 @@ class Guard:
                 call = await self._enter(method, row, context)
                 self._check(method, row, request, call, context)
             except SavaError as error:
-                if row is not None and row.callers is Callers.SESSION:
+                if row is not None and row.access is CallAccess.SESSION:
                     await asyncio.sleep(HOLD_S)
                 await answer(context, error)
             await self._run(method, call, inner(request, context), context, answer)
@@ -371,7 +371,7 @@ class Guard:
 
     def _unruled(self, method: str, row: Row | None, inner: Handler, answer: AnswerError) -> Handler:
         """Where every caller may do everything but what is for brokers."""
-        is_for_brokers = row is not None and row.callers is Callers.BROKERS
+        is_for_brokers = row is not None and row.access is CallAccess.BROKERS
 
         async def marked(request: Any, context: Any) -> Any:
             call = None
@@ -406,7 +406,7 @@ class Guard:
         if call is None:
             try:
                 who, shown = await rules.identify(context, authorization)
-                is_open = row is not None and row.callers is Callers.OPEN
+                is_open = row is not None and row.access is CallAccess.OPEN
                 if shown.kind == "none" and not rules.allows_anonymous and not is_open:
                     raise Unauthenticated(
                         "this cluster wants to know its callers: send a token (SAVA_TOKEN, "
@@ -429,7 +429,7 @@ class Guard:
             error = PermissionDenied(f"{method} is not in the table of permissions")
             self._denied(method, call, (), error)
             raise error
-        if row.callers is Callers.BROKERS:
+        if row.access is CallAccess.BROKERS:
             raise self._not_a_broker(method, call, context)
         asked: list[Resource] = []
         for need in row.needs:

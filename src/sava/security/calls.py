@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 from sava.security.permissions import (
     CLUSTER,
     Authorizer,
+    GrantScope,
     Permission,
     Resource,
-    GrantScope,
     denied,
     subject_resource,
 )

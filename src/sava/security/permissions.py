@@ -176,7 +176,7 @@ def _reader(descriptor: Any, path: str) -> Any:
     return lambda message: inner(getattr(message, name))
 
 
-class Callers(StrEnum):
+class CallAccess(StrEnum):
     OPEN = "open"
     """To every caller, also without a token."""
     LISTED = "listed"
@@ -194,7 +194,7 @@ class Row:
 
     needs: tuple[Need, ...] = ()
     """All of them."""
-    callers: Callers = Callers.CHECKED
+    access: CallAccess = CallAccess.CHECKED
     always_audited: bool = False
     """Otherwise only when it is denied."""
 
@@ -224,10 +224,10 @@ def _listed(field: str, permission: Permission = P.LOOKUP) -> Row:
     return _row(_on(On.WITHIN, permission, field=field, is_optional=True))
 
 
-OPEN: Final = Row(callers=Callers.OPEN)
-LISTED: Final = Row(callers=Callers.LISTED)
-SESSION: Final = Row(callers=Callers.SESSION)
-BROKERS: Final = Row(callers=Callers.BROKERS)
+OPEN: Final = Row(access=CallAccess.OPEN)
+LISTED: Final = Row(access=CallAccess.LISTED)
+SESSION: Final = Row(access=CallAccess.SESSION)
+BROKERS: Final = Row(access=CallAccess.BROKERS)
 _ANY_SCHEMA: Final = _row(_on(On.ANYWHERE, P.LOOKUP))
 _DEAD_LETTERS: Final = _on(
     # What a subscription gives up is published there: a consumer must not write by it where it may not.

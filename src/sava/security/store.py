@@ -39,7 +39,7 @@ from sava.metadata.records import (
     present,
 )
 from sava.metadata.store import MetadataStore
-from sava.security.permissions import ROLES, Grant, Permission, Policies, Resource, GrantScope
+from sava.security.permissions import ROLES, Grant, GrantScope, Permission, Policies, Resource
 from sava.security.principal import Principal
 from sava.supervisor import Supervisor
 from sava.tasks import Backoff, Reconciler, cancelled
@@ -272,7 +272,8 @@ class SecurityPolicies:
         await self._delete(f"{ROLE_KEYS}{name}", RoleRecord, RoleUnknown(f"role {name} does not exist"))
 
     async def create_binding(self, record: BindingRecord, *, by: Principal) -> BindingRecord:
-        """Repeated, it changes nothing. Raises SecurityPolicyInvalid, PrincipalInvalid, RoleUnknown, SecurityPolicyLimit."""
+        """Repeated, it changes nothing. Raises SecurityPolicyInvalid, PrincipalInvalid, RoleUnknown,
+        SecurityPolicyLimit."""
         record = check_binding(record)
         role_key = f"{ROLE_KEYS}{record.role}"
         self._check_room(self.bindings, record.id, MAX_BINDINGS, "bindings")
