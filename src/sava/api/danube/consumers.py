@@ -128,7 +128,7 @@ class ConsumerService(rpc.ConsumerServiceServicer):
     ) -> None:
         began = asyncio.get_running_loop().time()
         try:
-            if is_forwarded(context):
+            if is_forwarded():
                 await self._sessions.serve(request.consumer_id, context.write, self._broker_url)
             else:
                 await ConsumerStream(
@@ -136,7 +136,7 @@ class ConsumerService(rpc.ConsumerServiceServicer):
                 ).run()
         except Exception as error:
             lasted = asyncio.get_running_loop().time() - began
-            if lasted < HOLD_S and not is_forwarded(context):
+            if lasted < HOLD_S and not is_forwarded():
                 await self._sessions.hold(request.consumer_id, HOLD_S - lasted)
             if not isinstance(error, SavaError):
                 raise
@@ -236,7 +236,8 @@ class ConsumerStream:
         link = await self._forwarder.owner_link(topic, "client", timeout=max(left, 0.0))
         if link is None:
             return  # it has come here
-        request, metadata = self._request.SerializeToString(), forwarding.metadata_of(self._context)
+        request = self._request.SerializeToString()
+        metadata = self._forwarder.metadata(RECEIVE_MESSAGES, self._context)
         began = self._loop.time()
         try:
             await forwarding.relay_server_stream(
