@@ -31,8 +31,10 @@ def listen(server: aio.Server, address: str, auth: Auth) -> None:
             server.add_insecure_port(address)
             return
         ca, key, cert = _read(auth.tls)
+        # gRPC for Python either requires a certificate or asks for none.
+        is_required = auth.client_certificates == "required"
         credentials = grpc.ssl_server_credentials(
-            [(key, cert)], root_certificates=ca, require_client_auth=True
+            [(key, cert)], root_certificates=ca if is_required else None, require_client_auth=is_required
         )
         server.add_secure_port(address, credentials)
     except RuntimeError as error:
