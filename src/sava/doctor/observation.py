@@ -235,7 +235,7 @@ class Looking:
 
     async def _visit(self, broker: BrokerSeen) -> None:
         listed = broker.listed
-        context = tls.client_context(self._access.auth)
+        context = tls.tool_context(self._access.auth)
         if context is not None:
             context.set_alpn_protocols(ALPN)
         addresses = {

@@ -58,7 +58,6 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.store import ClusterOperations, RaftStore
 from sava.peer_connection import Dialer
-from sava.peers import tls
 from sava.peers.channels import PeerChannels
 from sava.peers.forwarding import Forwarder
 from sava.peers.partition_calls import PartitionCalls
@@ -184,10 +183,19 @@ class BrokerParts:
     opened with, in the reverse of the order in which ``open`` adds them."""
 
     def __init__(
-        self, config: Config, node: RaftNode, metrics: BrokerMetrics, supervisor: Supervisor, stops: Stops
+        self,
+        config: Config,
+        node: RaftNode,
+        dialer: Dialer,
+        metrics: BrokerMetrics,
+        supervisor: Supervisor,
+        stops: Stops,
     ) -> None:
+        """``dialer`` opens connections to the Raft ports of others; it has this broker's credentials."""
         self.config = config
         self.node = node
+        self._dialer = dialer
+        self.secret = dialer.credentials.secret
         self.supervisor = supervisor
         self.broker = node.info().node
         self.store = RaftStore(node)
@@ -244,7 +252,7 @@ class BrokerParts:
             cluster=LedgerCluster(
                 records=self.journals,
                 live_brokers=self.live_brokers,
-                dialer=Dialer(tls.client_context(self.config.auth), lambda: self.node.info().cluster),
+                dialer=self._dialer,
                 brokers=self._members,
             ),
             options=mirror_options(self.config.journal),
