@@ -17,7 +17,7 @@ from sava.config import Auth
 from sava.peers.guard import BrokerIdentity
 from sava.proto import admin_pb2, danube_api_pb2, security_pb2, streams_pb2, writers_pb2
 from sava.security.calls import Call
-from sava.security.cluster_secret import ClusterSecret
+from sava.security.cluster_secret import FILE, ClusterSecret
 from sava.security.credentials import Credentials
 from sava.security.principal import Principal
 from tests.security.secured import ISSUER, Issuer, Secured, secured, status_of
@@ -163,7 +163,7 @@ async def test_no_header_makes_a_broker(tmp_path: Path) -> None:
         (broker,) = cluster.brokers
         stranger = ClusterSecret(tmp_path / "stranger")
         stranger.create()
-        own = ClusterSecret(tmp_path / "cluster_secret")
+        own = ClusterSecret(broker.data_dir / FILE)
         identity = BrokerIdentity(7, own)
         forged = {
             "1": ("sava-forwarded", "1"),
@@ -185,10 +185,10 @@ async def test_no_header_makes_a_broker(tmp_path: Path) -> None:
 
 
 async def test_a_broker_says_for_a_short_time_whose_call_it_passes_on(
-    pair: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is then decided by that principal, and not by the token beside it."""
-    identity = BrokerIdentity(7, ClusterSecret(tmp_path / "cluster_secret"))
+    identity = BrokerIdentity(7, ClusterSecret(pair.brokers[0].data_dir / FILE))
     await pair.bind("ann", "producer", topic=ORDERS)
     request = streams_pb2.LookUpRequest(topic=ORDERS)
     broker = pair.brokers[0]
