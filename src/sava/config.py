@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from sava import danube_config
 from sava.danube_config import NotTranslatable
 from sava.errors import HostError
+from sava.security.tokens import TokenIssuer, check_jwks_url
 
 ENVIRONMENT_PREFIX = "SAVA__"
 PULSAR_CREATE = "createTopicToRemoteClusterForReplication"
@@ -233,7 +234,20 @@ class TokenIssuerSettings(SettingsSection):
             raise ValueError(
                 f"algorithm {self.algorithm} does not fit the key: HS256 to HS512 need secret_file"
             )
+        if self.jwks_url:
+            check_jwks_url(self.jwks_url)
         return self
+
+    def as_issuer(self) -> TokenIssuer:
+        return TokenIssuer(
+            issuer=self.issuer,
+            algorithm=self.algorithm,
+            audience=self.audience,
+            secret_file=self.secret_file,
+            public_key_file=self.public_key_file,
+            jwks_file=self.jwks_file,
+            jwks_url=self.jwks_url,
+        )
 
 
 class Auth(SettingsSection):
@@ -252,8 +266,21 @@ class Auth(SettingsSection):
     anonymous: bool | None = None
     """Whether a caller without token and certificate is the principal ``anonymous:anonymous``, instead of
     being refused. By default only when neither ``tls`` nor ``tokens`` is set."""
+    metrics: Literal["open", "token"] = "open"
+    """Who may read ``/metrics``: every caller who reaches the HTTP port, or those with a token that has the
+    permission ``cluster-read``. The HTTP port is plain: a token that crosses a network there can be read."""
     clock_skew_seconds: Annotated[int, Field(ge=0, le=300)] = 30
     """How far the clock of an issuer may be off."""
+
+    @property
+    def issuers(self) -> tuple[TokenIssuer, ...]:
+        return tuple(each.as_issuer() for each in self.tokens)
+
+    @model_validator(mode="after")
+    def _metrics_by_token(self) -> Auth:
+        if self.metrics == "token" and not self.tokens:
+            raise ValueError("metrics: token needs an issuer in tokens")
+        return self
 
     @property
     def is_enforced(self) -> bool:

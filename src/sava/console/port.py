@@ -27,9 +27,11 @@ from prometheus_client.registry import Collector
 
 from sava.api.http import TYPE, Readiness, written
 from sava.api.metrics.broker import Disks
-from sava.console.gateway import ApiError, Gateway, json_response
+from sava.console.gateway import ApiError, Gateway, failed, json_response
 from sava.console.messages import MessagesApi
 from sava.console.openapi import description
+from sava.errors import SavaError
+from sava.peers.guard import Guard
 
 log = logging.getLogger(__name__)
 _silent = logging.getLogger("sava.console.protocol")
@@ -87,6 +89,7 @@ class HttpPort:
         self._metrics = metrics
         self._disks = disks
         self._readiness = readiness
+        self._metrics_guard = metrics_guard
         self._names = frozenset(name.lower() for name in names) | {"localhost"}
         self._gateway = Gateway(local.admin, local.client)
         self._messages = MessagesApi(local.client)
@@ -183,6 +186,11 @@ class HttpPort:
         return web.Response(text=f"{reason}\n", status=status)
 
     async def _page_of_metrics(self, request: web.Request) -> web.Response:
+        if self._metrics_guard is not None:
+            try:
+                await self._metrics_guard.check_metrics(request.headers.get("Authorization", ""))
+            except SavaError as error:
+                raise failed(error) from error
         await self._disks.look()
         return web.Response(body=await written(self._metrics), headers={"Content-Type": TYPE})
 

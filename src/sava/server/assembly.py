@@ -4,6 +4,7 @@
 
     storage      the disk, the journal, the object store
     ledgers      the registration, the own journal as a ledger, and this disk as a mirror of others
+    guard        who may do what; before all that calls of others reach
     membership   who follows the registration and the view of the other brokers, the connections to them
     topics       the topics that are served here, and the calls about topics anywhere
     leadership   what the leader of the cluster does: controller, evictions, recovery of ledgers
@@ -59,13 +60,17 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.store import ClusterOperations, RaftStore
 from sava.peer_connection import Dialer
-from sava.peers import tls
 from sava.peers.channels import PeerChannels
 from sava.peers.forwarding import Forwarder
+from sava.peers.guard import BrokerIdentity, Guard, Rules
 from sava.peers.partition_calls import PartitionCalls
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
 from sava.schemas.registry import SchemaRegistry
+from sava.security.permissions import Authorizer
+from sava.security.principal import Principal
+from sava.security.store import SecurityPolicies
+from sava.security.tokens import TokenIssuer, TokenVerifier
 from sava.server.replication import open_replication
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.journal import JournalOptions
@@ -131,6 +136,42 @@ def registration(
     )
 
 
+# -- who may do what ---------------------------------------------------------------------------
+
+
+def token_verifier(config: Config) -> TokenVerifier | None:
+    """None: no issuer is configured. Raises KeysInvalid."""
+    issuers = [
+        TokenIssuer(
+            issuer=each.issuer,
+            algorithm=each.algorithm,
+            audience=each.audience,
+            secret_file=each.secret_file,
+            public_key_file=each.public_key_file,
+            jwks_file=each.jwks_file,
+            jwks_url=each.jwks_url,
+        )
+        for each in config.auth.tokens
+    ]
+    return TokenVerifier(issuers, config.auth.clock_skew_seconds) if issuers else None
+
+
+def rules(config: Config, policies: SecurityPolicies) -> Rules | None:
+    """By which calls are decided; None: every caller may do everything. Raises PrincipalInvalid,
+    KeysInvalid."""
+    auth = config.auth
+    if not auth.is_enforced:
+        return None
+    return Rules(
+        authorizer=Authorizer(policies.policies, map(Principal.parse, auth.super_admins)),
+        policies=policies,
+        verifier=token_verifier(config),
+        cluster_name=config.cluster_name,
+        allows_anonymous=bool(auth.anonymous),
+        has_certificates=auth.tls is not None and auth.client_certificates != "none",
+    )
+
+
 # -- options -----------------------------------------------------------------------------------
 
 
@@ -185,10 +226,19 @@ class BrokerParts:
     opened with, in the reverse of the order in which ``open`` adds them."""
 
     def __init__(
-        self, config: Config, node: RaftNode, metrics: BrokerMetrics, supervisor: Supervisor, stops: Stops
+        self,
+        config: Config,
+        node: RaftNode,
+        dialer: Dialer,
+        metrics: BrokerMetrics,
+        supervisor: Supervisor,
+        stops: Stops,
     ) -> None:
+        """``dialer`` opens connections to the Raft ports of others; it has this broker's credentials."""
         self.config = config
         self.node = node
+        self._dialer = dialer
+        self.secret = dialer.credentials.secret
         self.supervisor = supervisor
         self.broker = node.info().node
         self.store = RaftStore(node)
@@ -201,6 +251,7 @@ class BrokerParts:
     async def open(self) -> None:
         await self._open_storage()
         await self._open_ledgers()
+        self._make_guard()
         self._make_membership()
         self._make_topics()
         self._make_leadership()
@@ -245,7 +296,7 @@ class BrokerParts:
             cluster=LedgerCluster(
                 records=self.journals,
                 live_brokers=self.live_brokers,
-                dialer=Dialer(tls.client_context(self.config.auth), lambda: self.node.info().cluster),
+                dialer=self._dialer,
                 brokers=self._members,
             ),
             options=mirror_options(self.config.journal),
@@ -255,6 +306,12 @@ class BrokerParts:
         )
         self._stops.add("mirrors", self.mirrored.close)
         await self.mirrored.open()
+
+    def _make_guard(self) -> None:
+        self.security = SecurityPolicies(self.store)
+        self.security.load()
+        identity = BrokerIdentity(self.broker, self.secret)
+        self.guard = Guard(identity, rules(self.config, self.security))
 
     def _make_membership(self) -> None:
         self.registrar.listen(lambda: self.mirrored.registered(self.registrar.incarnation))
@@ -267,7 +324,7 @@ class BrokerParts:
         peers = PeerChannels(self._router, self.config.auth)
         self.view.listen(lambda _: peers.look())
         self._stops.add("connections to peers", peers.close)
-        self.forwarder = Forwarder(self._router, peers, self.leading.leader, broker=self.broker)
+        self.forwarder = Forwarder(self._router, peers, self.leading.leader, guard=self.guard)
 
     def _make_topics(self) -> None:
         config, store = self.config, self.store
@@ -436,6 +493,7 @@ class BrokerParts:
     async def start(self) -> None:
         """When the ports are open: from now on others may send something."""
         supervisor, resign = self.supervisor, self.leading.hand_over
+        self.security.start(supervisor)
         self.view.start(supervisor)
         self.journals.start(supervisor)
         await self.topics.start(supervisor)
@@ -530,6 +588,7 @@ class BrokerParts:
             ("journal", self.mirrored.lost),
             ("ledger records", self.journals.close),
             ("cluster view", self.view.close),
+            ("security policies", self.security.close),
         )
         is_in_order = True
         for what, stop in steps:

@@ -12,6 +12,7 @@ normal case.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 from typing import Final
 
@@ -19,16 +20,20 @@ from grpc import aio
 
 from sava import logs
 from sava.api.metrics.broker import BrokerMetrics, NodeCollector, TasksCollector
-from sava.config import Config
+from sava.config import Config, ConfigInvalid
 from sava.console.port import HttpPort, LocalPorts
 from sava.errors import HostError
 from sava.metadata.bootstrap import SeedBootstrap
 from sava.metadata.machine.state_machine import Limits
 from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.replica.replica import ReplicaConfig
+from sava.peer_connection import Dialer
+from sava.peers import tls
 from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import TcpTransport
 from sava.raft.types import CoreConfig
+from sava.security.cluster_secret import FILE, ClusterSecret, SecretUnusable
+from sava.security.handshake import BrokerCredentials
 from sava.server.assembly import HANDOVER_S, BrokerParts, raft_address
 from sava.server.ports import open_admin_port, open_client_port
 from sava.supervisor import Supervisor
@@ -53,6 +58,36 @@ def replica_config(config: Config) -> ReplicaConfig:
         tick_ms=meta.heartbeat_interval_ms,
         snapshot_entries=meta.snapshot_threshold,
     )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def raft_credentials(config: Config) -> BrokerCredentials:
+    """Raises SecretUnusable."""
+    auth = config.auth
+    given = auth.cluster_secret_file
+    secret = ClusterSecret(given or config.meta_store.data_dir / FILE)
+    if given is not None or secret.path.exists():
+        secret.load()
+    return BrokerCredentials(
+        secret, is_given=given is not None, rule=tls.broker_rule(auth, config.cluster_name)
+    )
+
+
+def require_secret(config: Config, credentials: BrokerCredentials) -> None:
+    """A broker of a cluster knows the cluster's secret. Raises SecretUnusable."""
+    if credentials.own.cluster and not credentials.secret.is_known:
+        raise SecretUnusable(
+            f"this broker belongs to cluster {credentials.own.cluster}, and its secret is not there: copy "
+            f"{credentials.secret.path.name} from another broker's data directory to "
+            f"{credentials.secret.path} (mode 0600), or give all brokers the same auth.cluster_secret_file "
+            "(`openssl rand -hex 32` makes one)"
+        )
 
 
 class Broker:
@@ -85,23 +120,28 @@ class Broker:
     async def _start(self) -> None:
         config, host, wanted = self._config, self._config.broker.host, self._config.broker.ports
         metrics = self.metrics
+        dialer = Dialer(raft_credentials(config), tls.client_contexts(config.auth))
         options = NodeOptions(
             address=raft_address(config),
             seeds=config.meta_store.seed_nodes,
             cluster_name=config.cluster_name,
+            node=tls.node_of_certificate(config.auth, config.cluster_name),
             replica=replica_config(config),
         )
-        transport = TcpTransport(config.auth)
+        transport = TcpTransport(dialer)
         self.node = node = await open_node(config.meta_store.data_dir, options, transport, metrics.node)
         self._stops.add("consensus node", node.close)
         logs.set_broker(node.info().node)
         node.failed.add_done_callback(self._node_failed)
         metrics.add(NodeCollector(node), TasksCollector(self.supervisor))
-        raft = RaftListener(node, f"{host}:{wanted.raft}", config.auth)
+        require_secret(config, dialer.credentials)
+        contexts = tls.server_contexts(config.auth)
+        raft = RaftListener(node, f"{host}:{wanted.raft}", dialer.credentials, contexts)
         await raft.start()
         self._stops.add("raft port", raft.stop)
-        self.parts = parts = BrokerParts(config, node, metrics, self.supervisor, self._stops)
+        self.parts = parts = BrokerParts(config, node, dialer, metrics, self.supervisor, self._stops)
         await parts.open()
+        self._check_access()
         raft.ledgers = parts.mirrored.session
         logs.set_epochs(parts.epoch_of)
         client = await open_client_port(config, parts)
@@ -115,6 +155,7 @@ class Broker:
             parts.readiness,
             names=(host, config.broker.reachable_host),
             local=LocalPorts(admin.local, client.local),
+            metrics_guard=parts.guard if config.auth.metrics == "token" else None,
         )
         self._stops.add("http port", http.close)
         try:
@@ -125,6 +166,21 @@ class Broker:
         seeds = SeedBootstrap(node.transport, node.info)
         self._stops.add("bootstrap", seeds.close)
         seeds.start()
+
+    def _check_access(self) -> None:
+        """Raises ConfigInvalid where no caller could ever be let in."""
+        auth, host = self._config.auth, self._config.broker.host
+        if not auth.is_enforced and not _is_loopback(host):
+            log.warning(
+                "security: EVERY CALLER MAY DO EVERYTHING: this broker listens to the network without "
+                "authentication host=%s; set auth.tokens or auth.tls, or broker.host=127.0.0.1",
+                host,
+            )
+        if auth.is_enforced and not auth.super_admins and not self.parts.security.has_administrator:
+            raise ConfigInvalid(
+                "auth: calls need permissions, and no principal can grant them: set auth.super_admins, for "
+                "example to [user:admin] (`sava auth bootstrap` makes keys and the first token)"
+            )
 
     async def _stop_client_port(self) -> None:
         if self._client_port is not None and not self.leaves_clients:

@@ -42,6 +42,7 @@ from sava.peers.partition_calls import PartitionCalls
 from sava.proto import brokers_pb2_grpc, topics_admin_pb2_grpc
 from sava.raft.types import Membership, NodeId
 from sava.schemas.registry import SchemaRegistry
+from sava.security.store import SecurityPolicies
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from sava.topics.errors import TopicUnknown
@@ -50,6 +51,7 @@ from sava.topics.ownership import WrongState
 from sava.topics.rules import TopicSchemas
 from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState
+from tests.support.guards import guard_of
 from tests.support.topics import QUICK, World, others
 from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fakes import Life
@@ -265,7 +267,7 @@ class Site:
         router = TopicRouter(view, topics.registry)
         peers = PeerChannels(router, Auth())
         stack.push_async_callback(peers.close)
-        forwarder = Forwarder(router, peers, lambda: LEADER, broker=broker)
+        forwarder = Forwarder(router, peers, lambda: LEADER, guard=guard_of(broker))
         director = Director(broker, world, view)
         node = FakeNode(Core(node=broker))
         server = aio.server()
@@ -313,6 +315,7 @@ class Site:
             schemas=SchemaRegistry(store),
             topic_schemas=TopicSchemas(store),
             forwarder=forwarder,
+            security=SecurityPolicies(store),
         )
 
 
