@@ -102,6 +102,10 @@ class PayloadInvalid(SchemaError):
         self.reason = shortened(reason)
 
 
+class SchemasBusy(RetryableError):
+    """Too many schemas or payloads wait for a thread that checks them."""
+
+
 class CompilerBusy(RetryableError):
     """The Protobuf compiler did not finish in time."""
 

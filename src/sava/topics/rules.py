@@ -221,8 +221,6 @@ class TopicSchemas:
             raise TopicUnknown(topic)
 
 
-FEW: Final = 64
-"""Payloads that are checked at once; more are checked in a thread."""
 WARN_EVERY_S: Final = 10.0
 
 
@@ -348,10 +346,7 @@ class SchemaChecks:
         if version is None:
             version = (await self._registry.latest(schema.subject)).version
         validator = await self._registry.validator(schema_id, version)
-        if len(payloads) <= FEW:
-            refusal = validator.validate_many(payloads)
-        else:
-            refusal = await asyncio.to_thread(validator.validate_many, payloads)
+        refusal = await self._registry.check_payloads(validator, payloads)
         if refusal is not None:
             raise SubjectMissed(
                 f"a payload is not of version {version} of {schema.subject!r}: {refusal.reason}"
