@@ -548,9 +548,11 @@ def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterat
     if validator.is_type(instance, "string") and not _matches(pattern, instance):
         most = compiled(pattern).most_bytes
         if len(instance.encode(errors="replace")) > most:
-            yield ValidationError(f"a text of more than {most} bytes is too long for the pattern {pattern!r}")
+            yield ValidationError(
+                f"a text of more than {most} bytes is too long for the pattern {shown(pattern)}"
+            )
         else:
-            yield ValidationError(f"{shown(instance)} does not match {pattern!r}")
+            yield ValidationError(f"{shown(instance)} does not match {shown(pattern)}")
 
 
 def _pattern_properties(
@@ -569,7 +571,7 @@ def _names_too_long(pattern: str, instance: dict[str, Any]) -> Iterator[Validati
     """A name that is not tried may be one that the pattern is about."""
     most = compiled(pattern).most_bytes
     if any(len(name) * 4 > most and len(name.encode(errors="replace")) > most for name in instance):
-        yield ValidationError(f"a property name of more than {most} bytes is too long for {pattern!r}")
+        yield ValidationError(f"a property name of more than {most} bytes is too long for {shown(pattern)}")
 
 
 def _additional_properties(

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.config import PolicySettings
+from sava.errors import shown
 from sava.metadata.commands import KeyValue, Put
 from sava.metadata.records import RecordChange, RecordStore, Versioned, present
 from sava.metadata.store import MetadataStore
@@ -270,7 +271,7 @@ class SchemaChecks:
             await self.check_subject(subject)
             found = await self._assign(topic, subject)
         if found != subject:
-            raise SchemaRefused(f"topic {topic} follows the subject {found!r}, and not {subject!r}")
+            raise SchemaRefused(f"topic {topic} follows the subject {found!r}, and not {shown(subject)}")
 
     async def _assign(self, topic: TopicName, subject: str) -> str:
         """The topic's subject: this one, unless it has one already."""
