@@ -265,7 +265,8 @@ class Publishing:
 
     def __init__(self, channel: aio.Channel, topic: str, name: str) -> None:
         self.name = name
-        self._call: Any = rpc.StreamsStub(channel).Publish()
+        streams: Any = rpc.StreamsStub(channel)
+        self._call = streams.Publish()
         self._topic = topic
         self._sequence = itertools.count()
 
@@ -273,7 +274,7 @@ class Publishing:
         opening = pb.OpenProducer(topic=self._topic, producer_name=self.name)
         await self._call.write(pb.PublishRequest(open=opening))
         answer = await self._call.read()
-        if answer is aio.EOF:
+        if not isinstance(answer, pb.PublishResponse):
             raise RuntimeError(await self._call.details())
         return int(answer.opened.producer_id)
 

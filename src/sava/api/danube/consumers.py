@@ -467,6 +467,7 @@ class ConsumerSessions:
         known = await self._consumer_by_id(session.consumer_id)
         if known is None:
             raise ConsumerUnknown(f"consumer {session.consumer_id} is not known here; subscribe again")
+        self._topics.owners.check_name(known.owner, known.name, known.topic, "consumer")
         topic = await self._topics.get(known.topic)
         consumer = session.take_pending()
         if consumer is None:
