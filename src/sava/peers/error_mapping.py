@@ -23,7 +23,7 @@ from sava.errors import MAX_TEXT_CHARS, CallerError, HostError, Outcome, Retryab
 from sava.metadata import peer
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.peer import detail_of, error_from
-from sava.topics.errors import NotOwner, OwnedByAnother
+from sava.topics.errors import LimitReached, NotOwner, OwnedByAnother
 
 Trailing = tuple[tuple[str, str | bytes], ...]
 
@@ -133,6 +133,8 @@ def status_of(error: SavaError) -> grpc.StatusCode:
             return grpc.StatusCode.UNKNOWN
         case OwnedByAnother():
             return grpc.StatusCode.PERMISSION_DENIED
+        case LimitReached():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
         case CallerError():
             return grpc.StatusCode.FAILED_PRECONDITION
         case RetryableError():
