@@ -64,6 +64,7 @@ ORDER = (
     "security",
     "compat",
     "integration",
+    "security",
     "chaos",
     "sim",
     "mirror_sim",

@@ -19,12 +19,12 @@ from grpc import aio
 
 from sava.cluster.records import NotController
 from sava.connecting import Cause, cause_of
-from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
+from sava.errors import MAX_TEXT_CHARS, CallerError, HostError, Outcome, RetryableError, SavaError, cut
 from sava.metadata import peer
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.peer import detail_of, error_from
 from sava.security.permissions import PermissionDenied, Unauthenticated
-from sava.topics.errors import NotOwner
+from sava.topics.errors import LimitReached, NotOwner, OwnedByAnother
 
 Trailing = tuple[tuple[str, str | bytes], ...]
 
@@ -136,6 +136,10 @@ def status_of(error: SavaError) -> grpc.StatusCode:
             return grpc.StatusCode.PERMISSION_DENIED
         case Unauthenticated():
             return grpc.StatusCode.UNAUTHENTICATED
+        case OwnedByAnother():
+            return grpc.StatusCode.PERMISSION_DENIED
+        case LimitReached():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
         case CallerError():
             return grpc.StatusCode.FAILED_PRECONDITION
         case RetryableError():
@@ -155,11 +159,16 @@ def trailing_of(error: SavaError) -> Trailing:
     )
 
 
+def text_of(error: SavaError) -> str:
+    """What a caller reads. Each error cuts what it quotes; this is for those that quote much."""
+    return cut(str(error), MAX_TEXT_CHARS)
+
+
 async def answer(context: Any, error: SavaError) -> NoReturn:
     """End the call with ``error``, whatever it is."""
     if isinstance(error, Relayed):
-        await context.abort(error.status, str(error), error.trailing)
-    await context.abort(status_of(error), str(error), trailing_of(error))
+        await context.abort(error.status, text_of(error), error.trailing)
+    await context.abort(status_of(error), text_of(error), trailing_of(error))
     raise AssertionError("abort always raises")
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from sava.errors import CallerError, Outcome, RetryableError
+from sava.errors import CallerError, Outcome, RetryableError, cut
 
 
 class NamespaceUnknown(CallerError):
     def __init__(self, namespace: str) -> None:
-        super().__init__(
-            f"namespace {namespace} does not exist; create it with `sava namespaces create {namespace}`"
-        )
+        name = cut(namespace)
+        super().__init__(f"namespace {name} does not exist; create it with `sava namespaces create {name}`")
         self.namespace = namespace
 
 
@@ -23,7 +22,9 @@ class NamespaceNotEmpty(CallerError):
 
 class TopicUnknown(CallerError):
     def __init__(self, topic: object) -> None:
-        super().__init__(f"topic {topic} does not exist; create it with `sava topics create {topic}`")
+        super().__init__(
+            f"topic {cut(str(topic))} does not exist; create it with `sava topics create {cut(str(topic))}`"
+        )
         self.topic = str(topic)
 
 
@@ -47,7 +48,7 @@ class TopicMismatch(CallerError):
 class SubscriptionUnknown(CallerError):
     def __init__(self, topic: object, subscription: str) -> None:
         super().__init__(
-            f"topic {topic} has no subscription {subscription}; "
+            f"topic {topic} has no subscription {cut(subscription)}; "
             f"`sava subscriptions list {topic}` shows which it has"
         )
         self.topic, self.subscription = str(topic), subscription
@@ -67,6 +68,15 @@ class SubscriptionBusy(CallerError):
     are connected. It is free when they have left."""
 
 
+class OwnedByAnother(CallerError):
+    """A subscription, a producer's name or a consumer's name belongs to another principal; says to whom, and
+    what can be done."""
+
+    def __init__(self, what: str, owner: str, principal: object, way_out: str) -> None:
+        super().__init__(f"{what} belongs to {owner}, and not to {cut(str(principal))}: {way_out}")
+        self.owner = owner
+
+
 class ProducerBusy(CallerError):
     """The topic has an exclusive producer, or others that keep an exclusive one out. It is free when they
     have left."""
@@ -78,8 +88,9 @@ class ProducerFenced(CallerError):
 
 
 class LimitReached(RetryableError):
-    """A limit of the namespace or topic; says which and what it is. It can be tried again when there are
-    fewer, or when the limit is raised (``sava topics set-policy``, ``sava namespaces set-policy``)."""
+    """A limit of the cluster, namespace or topic; says which and what it is. It can be tried again when there
+    are fewer, or when the limit is raised (``sava topics set-policy``, ``sava namespaces set-policy``, or the
+    setting that the text names)."""
 
 
 class MessageTooLarge(CallerError):

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.config import PolicySettings
+from sava.errors import cut, shown
 from sava.metadata.commands import KeyValue, Put
 from sava.metadata.records import RecordChange, RecordStore, Versioned, present
 from sava.metadata.store import MetadataStore
@@ -27,9 +28,10 @@ from sava.schemas import records
 from sava.schemas.errors import SchemaError
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
+from sava.security.principal import ANONYMOUS, BROKER, Principal, current, is_admin
 from sava.storage.maintenance import RetentionPolicy
 from sava.topics import specs
-from sava.topics.errors import LimitReached, SchemaRefused, TopicUnknown
+from sava.topics.errors import LimitReached, OwnedByAnother, SchemaRefused, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry
 from sava.topics.specs import NamespacePolicy
@@ -155,6 +157,58 @@ def combine(levels: tuple[NamespacePolicy, ...]) -> EffectiveLimits:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerRules:
+    """Whose subscriptions, names of producers and names of consumers are: those of the principal that made
+    them. What an administrator makes ahead is for all who may use the topic, and so is everything that was
+    made while calls needed no permissions. ``docs/design/owners.md`` gives the reasons."""
+
+    is_enforced: bool = False
+    """Whether calls need permissions. Without, all callers are one."""
+
+    def of_new(self) -> str:
+        """Whom what the running call makes belongs to; empty: nobody alone."""
+        principal = current.get()
+        if not self.is_enforced or principal == ANONYMOUS or self._is_free(principal):
+            return ""
+        return str(principal)
+
+    def may_use(self, owner: str) -> bool:
+        if not owner or not self.is_enforced:
+            return True
+        principal = current.get()
+        return str(principal) == owner or self._is_free(principal)
+
+    def check_subscription(self, owner: str, name: str, topic: TopicName) -> None:
+        """Raises OwnedByAnother."""
+        if not self.may_use(owner):
+            raise OwnedByAnother(
+                f"subscription {name} of topic {topic}",
+                owner,
+                current.get(),
+                "use another name, or one that an administrator has made for all: "
+                f"`sava subscriptions create {topic} NAME`",
+            )
+
+    def check_name(self, owner: str, name: str, topic: TopicName, what: str) -> None:
+        """``what``: ``producer`` or ``consumer``. Raises OwnedByAnother."""
+        if not self.may_use(owner):
+            raise OwnedByAnother(
+                f"the {what} name {cut(name)} of topic {topic}",
+                owner,
+                current.get(),
+                "use another name; an administrator of the topic who opens it frees it",
+            )
+
+    @property
+    def frees(self) -> bool:
+        """Whether the running call, which opens a name, makes it free for all."""
+        return not self.is_enforced or self._is_free(current.get())
+
+    def _is_free(self, principal: Principal) -> bool:
+        return is_admin.get() or principal.kind == BROKER
+
+
 def check_room(count: int, limit: int, what: str) -> None:
     """Raise LimitReached unless one more fits."""
     if limit and count >= limit:
@@ -174,8 +228,8 @@ class RateLimiter:
         """When everything that was let through until now is paid for."""
 
     async def acquire(self, count: int, rate: int, what: str) -> None:
-        """``rate`` is a second's, 0 for none. Raises LimitReached, without effect, when it would take too
-        long."""
+        """``count`` of ``what``; ``rate`` is a second's, 0 for none. Raises LimitReached, without effect,
+        when it would take too long."""
         if not rate:
             return
         now = self._clock()
@@ -183,7 +237,7 @@ class RateLimiter:
         start = max(self._free_at, now - 1.0)
         wait = start + min(count, rate) / rate - now
         if wait > MAX_WAIT_S:
-            raise LimitReached(f"{what}: the rate of {rate} messages a second is exhausted")
+            raise LimitReached(f"{what}: the rate of {rate} a second is exhausted")
         self._free_at = start + count / rate
         if wait > 0:
             await asyncio.sleep(wait)
@@ -221,8 +275,6 @@ class TopicSchemas:
             raise TopicUnknown(topic)
 
 
-FEW: Final = 64
-"""Payloads that are checked at once; more are checked in a thread."""
 WARN_EVERY_S: Final = 10.0
 
 
@@ -272,7 +324,7 @@ class SchemaChecks:
             await self.check_subject(subject)
             found = await self._assign(topic, subject)
         if found != subject:
-            raise SchemaRefused(f"topic {topic} follows the subject {found!r}, and not {subject!r}")
+            raise SchemaRefused(f"topic {topic} follows the subject {found!r}, and not {shown(subject)}")
 
     async def _assign(self, topic: TopicName, subject: str) -> str:
         """The topic's subject: this one, unless it has one already."""
@@ -348,10 +400,7 @@ class SchemaChecks:
         if version is None:
             version = (await self._registry.latest(schema.subject)).version
         validator = await self._registry.validator(schema_id, version)
-        if len(payloads) <= FEW:
-            refusal = validator.validate_many(payloads)
-        else:
-            refusal = await asyncio.to_thread(validator.validate_many, payloads)
+        refusal = await self._registry.check_payloads(validator, payloads)
         if refusal is not None:
             raise SubjectMissed(
                 f"a payload is not of version {version} of {schema.subject!r}: {refusal.reason}"

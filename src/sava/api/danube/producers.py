@@ -150,6 +150,7 @@ class ProducerService(rpc.ProducerServiceServicer):
             if producer is None:
                 producer = await self._recall(request)
             require_topic(Permission.PRODUCE, producer.topic)
+            producer.check_own()
             await producer.send(message_from(request, producer.name))
         except SavaError as error:
             if producer is not None and not isinstance(error, error_mapping.ELSEWHERE):
