@@ -36,6 +36,7 @@ PROTOS = (
     doctor_pb2,
     pipelines_pb2,
     replication_pb2,
+    security_pb2,
     writers_pb2,
     danube_schema_pb2,
 )
