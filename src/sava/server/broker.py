@@ -12,7 +12,6 @@ normal case.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from typing import Final
 
@@ -30,6 +29,7 @@ from sava.metadata.replica.replica import ReplicaConfig
 from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import TcpTransport
 from sava.raft.types import CoreConfig
+from sava.security import is_loopback
 from sava.server.assembly import HANDOVER_S, BrokerParts, raft_address
 from sava.server.ports import open_admin_port, open_client_port
 from sava.supervisor import Supervisor
@@ -54,13 +54,6 @@ def replica_config(config: Config) -> ReplicaConfig:
         tick_ms=meta.heartbeat_interval_ms,
         snapshot_entries=meta.snapshot_threshold,
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Broker:
@@ -132,7 +125,7 @@ class Broker:
     def _check_access(self) -> None:
         """Raises ConfigInvalid where no caller could ever be let in."""
         auth, host = self._config.auth, self._config.broker.host
-        if not auth.is_enforced and not _is_loopback(host):
+        if not auth.is_enforced and not is_loopback(host):
             log.warning(
                 "security: EVERY CALLER MAY DO EVERYTHING: this broker listens to the network without "
                 "authentication host=%s; set auth.tokens or auth.tls, or broker.host=127.0.0.1",
