@@ -56,8 +56,8 @@ class PortSettings(SettingsSection):
 
 
 class BrokerSettings(SettingsSection):
-    host: str = "0.0.0.0"
-    """The address to bind."""
+    host: str = "127.0.0.1"
+    """The address to bind: this machine alone, unless it is set. ``0.0.0.0``: all of its addresses."""
     advertised_host: str = ""
     """The name by which other brokers and clients reach this one; by default ``host``, or the machine's
     name when ``host`` is a wildcard. The one setting that differs between brokers: give it as
