@@ -160,6 +160,7 @@ def _translate_auth(done: Translation) -> None:
         done.notes.append("auth.tls is ignored: auth.mode is none")
     elif has_tls:
         done.notes.append("auth.mode is ignored: the ports have TLS when auth.tls has files")
+        _know_brokers(done)
     if mode == "tlswithjwt":
         _translate_jwt(done)
     elif _has(done.tree, "auth.jwt"):
@@ -171,6 +172,17 @@ def _translate_auth(done: Translation) -> None:
         done.notes.append(
             f"auth.super_admins is not set: {FIRST_ADMIN} may do everything, and grants the others their "
             "roles (`sava auth bindings create`)"
+        )
+
+
+def _know_brokers(done: Translation) -> None:
+    """Certificates that were made for Danube name hosts, and no brokers."""
+    tls = done.tree["auth"]["tls"]
+    if isinstance(tls, dict) and "ca_file" in tls and "broker_ca_file" not in tls:
+        tls["broker_ca_file"] = tls["ca_file"]
+        done.notes.append(
+            "auth.tls.broker_ca_file is not set: a certificate of auth.tls.ca_file that names a broker's host is "
+            "that broker's"
         )
 
 
