@@ -181,8 +181,8 @@ def _know_brokers(done: Translation) -> None:
     if isinstance(tls, dict) and "ca_file" in tls and "broker_ca_file" not in tls:
         tls["broker_ca_file"] = tls["ca_file"]
         done.notes.append(
-            "auth.tls.broker_ca_file is not set: a certificate of auth.tls.ca_file that names a broker's host is "
-            "that broker's"
+            "auth.tls.broker_ca_file is not set: a certificate of auth.tls.ca_file that names a broker's "
+            "host is that broker's"
         )
 
 
