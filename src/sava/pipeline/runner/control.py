@@ -41,7 +41,7 @@ class ListedPipeline(NamedTuple):
     created_by: str = ""
 
 
-class Granted(NamedTuple):
+class ClaimGrant(NamedTuple):
     """A claim on a pipeline."""
 
     claim: int = 0
@@ -51,7 +51,7 @@ class Granted(NamedTuple):
     policy has made."""
 
     def __repr__(self) -> str:
-        return f"Granted(claim={self.claim})"
+        return f"ClaimGrant(claim={self.claim})"
 
 
 class Peer(NamedTuple):
@@ -224,15 +224,15 @@ class AdminRunnerControl(AdminCalls):
             for each in response.pipelines
         ]
 
-    def claim(self, name: str) -> Granted:
+    def claim(self, name: str) -> ClaimGrant:
         request = pipelines_pb2.ClaimPipelineRequest(name=name, runner=self._runner)
         try:
             response: pipelines_pb2.ClaimPipelineResponse = self._ask("ClaimPipeline", request)
         except Refused as error:
             if error.code != "pipeline_unknown":
                 raise
-            return Granted()  # deleted since it was listed
-        return Granted(response.claim, response.delegation) if response.is_granted else Granted()
+            return ClaimGrant()  # deleted since it was listed
+        return ClaimGrant(response.claim, response.delegation) if response.is_granted else ClaimGrant()
 
     def report(self, name: str, claim: int, status: JobStatus) -> pipelines_pb2.ReportPipelineResponse:
         """Whether the claim holds, and whether the pipeline is wanted."""

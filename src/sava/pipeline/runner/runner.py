@@ -52,7 +52,7 @@ from sava.errors import HostError, Outcome, SavaError
 from sava.pipeline.runner.allowing import NotAllowed
 from sava.pipeline.runner.control import (
     AdminRunnerControl,
-    Granted,
+    ClaimGrant,
     JobState,
     JobStatus,
     ListedPipeline,
@@ -79,7 +79,7 @@ class Hosted:
     """One claimed pipeline."""
 
     def __init__(
-        self, listed: ListedPipeline, granted: Granted, kind: PipelineKind, *, stuck_s: float = STUCK_S
+        self, listed: ListedPipeline, granted: ClaimGrant, kind: PipelineKind, *, stuck_s: float = STUCK_S
     ) -> None:
         self.listed = listed
         self.granted = granted
@@ -155,7 +155,7 @@ class Hosted:
             *(self.listed.kind, self.listed.settings, self.listed.created_by),
         )
 
-    def follow(self, listed: ListedPipeline, granted: Granted) -> None:
+    def follow(self, listed: ListedPipeline, granted: ClaimGrant) -> None:
         """Apply the current record. Changed settings restart the job after its current batch."""
         is_changed = self.is_news(listed)
         self.granted = granted

@@ -10,7 +10,7 @@ from sava.client.errors import Refused, Unavailable
 from sava.pipeline.runner.allowing import NotAllowed
 from sava.pipeline.runner.control import (
     AdminRunnerControl,
-    Granted,
+    ClaimGrant,
     JobStatus,
     ListedPipeline,
     Peer,
@@ -190,18 +190,18 @@ class FakeControl(AdminRunnerControl):
         self._call("list")
         return [record.listed for _, record in sorted(self.cluster.records.items())]
 
-    def claim(self, name: str) -> Granted:
+    def claim(self, name: str) -> ClaimGrant:
         self._call("claim")
         record = self.cluster.records[name]
         if self.runner not in self.cluster.leases:
             raise Refused("join first", "runner_unknown")
         if record.listed.holder not in ("", self.runner) or not record.listed.is_wanted:
-            return Granted()
+            return ClaimGrant()
         if not record.listed.holder:
             record.claim = self.cluster._next()
             record.listed = record.listed._replace(holder=self.runner)
         self._answer("claim")
-        return Granted(record.claim, f"for {record.listed.created_by}")
+        return ClaimGrant(record.claim, f"for {record.listed.created_by}")
 
     def report(self, name: str, claim: int, status: JobStatus) -> pb.ReportPipelineResponse:
         self._call("report")
