@@ -237,12 +237,12 @@ def main() -> None:
     parser.add_argument("--index", default="", metavar="URL", help="the registry, if it is not pip's")
     parser.add_argument("--check", action="store_true", help="compare with constraints.txt alone")
     given = parser.parse_args()
-    if given.check:
-        if found := list(faults()):
-            sys.exit("\n".join([*found, "run `make lock`"]))
-        return
-    index = given.index or index_of_pip()
     try:
+        if given.check:
+            if found := list(faults()):
+                sys.exit("\n".join([*found, "run `make lock`"]))
+            return
+        index = given.index or index_of_pip()
         for lock, wanted in planned().items():
             with ThreadPoolExecutor(8) as pool:
                 pages = pool.map(lambda pin: files_of(index, pin.name), wanted)

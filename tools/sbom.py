@@ -2,7 +2,7 @@
 
 It is read from the locks, so it says what ``make setup`` and an installation by the locks bring, with the
 hashes that pip checks. Scopes: ``required`` is what a broker, a client or a command runs with; ``optional``
-is Spark; ``excluded`` is what only tests and builds use. The same locks give the same text.
+is Spark; ``excluded`` is what only tests use. The same locks give the same text.
 
 This is no use of the package ``cyclonedx-bom``: it would bring twenty packages into what it is to list.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from contextlib import suppress
 from importlib import metadata
 from typing import Any, Final
 
@@ -20,7 +21,8 @@ from packaging.utils import canonicalize_name
 
 from tools.lock import LOCKS, ROOT, Pin, locked
 
-SCOPES: Final = {"run": "required", "spark": "optional", "dev": "excluded", "build": "excluded"}
+SCOPES: Final = {"run": "required", "spark": "optional", "dev": "excluded", "build": "required"}
+"""The build's setuptools stays: grpcio-tools runs with it."""
 
 
 def bill() -> dict[str, Any]:
@@ -51,7 +53,7 @@ def bill() -> dict[str, Any]:
         "dependencies": [
             {"ref": own, "dependsOn": direct},
             *(
-                {"ref": purl, "dependsOn": _references(metadata.requires(name) or [], known)}
+                {"ref": purl, "dependsOn": _references(_needs(name), known)}
                 for name, purl in sorted(known.items())
             ),
         ],
@@ -72,9 +74,17 @@ def _component(pin: Pin, digests: list[str], scope: str) -> dict[str, Any]:
         "scope": scope,
         "hashes": [{"alg": "SHA-256", "content": digest} for digest in digests],
     }
-    if licence := metadata.metadata(pin.name).json.get("license_expression"):
-        component["licenses"] = [{"expression": licence}]
+    with suppress(metadata.PackageNotFoundError):  # what another Python needs is locked, too
+        if licence := metadata.metadata(pin.name).json.get("license_expression"):
+            component["licenses"] = [{"expression": licence}]
     return component
+
+
+def _needs(name: str) -> list[str]:
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def _references(requirements: list[str], known: dict[str, str]) -> list[str]:

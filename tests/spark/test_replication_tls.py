@@ -123,7 +123,17 @@ def test_a_runner_copies_between_clusters_that_ask_for_certificates(
             assert clusters.copied(name) == numbers(name, 0, 600)
         runner.reached(lambda: pipelines.status(LINK).lag_messages == 0, "the link says so")
         assert (pipelines.status(LINK).state, pipelines.status(LINK).restarts) == ("running", 0)
-        verify = ("replication", "verify", "/default/orders", "--remote", "west", "-o", "json")
+        verify = (
+            "replication",
+            "verify",
+            "/default/orders",
+            "--remote",
+            "west",
+            "-o",
+            "json",
+            "--secrets-dir",
+            str(tmp_path),
+        )
         verdicts = json.loads(clusters.do(east.command(*verify))[0])
         assert [verdict["compared"] for verdict in verdicts] == [600, 600]
         assert runner.stop() == 0, runner.said

@@ -66,7 +66,8 @@ def open_replication(
 def _remote_clusters(config: Config) -> RemoteClusters:
     settings = config.replication
     directory = settings.secrets_dir or config.meta_store.data_dir / "secrets"
-    is_local = config.broker.reachable_host == "localhost" or config.broker.reachable_host.startswith("127.")
+    host = config.broker.reachable_host
+    is_local = host in ("localhost", "::1") or host.startswith("127.")
     return RemoteClusters(
         SecretFiles(directory, "replication.secrets_dir"),
         AllowedAddresses(settings.allowed_remotes, is_loopback_allowed=is_local),
