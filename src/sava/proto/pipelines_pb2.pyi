@@ -444,12 +444,15 @@ class ClaimPipelineResponse(_message.Message):
     CLAIM_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
     DELEGATION_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     is_granted: _builtins.bool
     """False: another runner has it, or nobody should."""
     claim: _builtins.int
     holder: _builtins.str
     delegation: _builtins.str
     """A bearer token to act for the creator, valid as long as the claim is held. Empty where calls need no permission."""
+    revision: _builtins.int
+    """Of the pipeline whose creator that is: settings of another revision may be another principal's."""
     def __init__(
         self,
         *,
@@ -457,10 +460,11 @@ class ClaimPipelineResponse(_message.Message):
         claim: _builtins.int = ...,
         holder: _builtins.str = ...,
         delegation: _builtins.str = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "delegation", b"delegation", "holder", b"holder", "is_granted", b"is_granted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "delegation", b"delegation", "holder", b"holder", "is_granted", b"is_granted", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,6 +67,7 @@ async def test_a_claim_comes_with_the_right_to_act_for_the_creator(pipelines: Pi
         verified(granted.delegation, check, pipelines.is_delegated)
     again = await claim(service)
     assert again.claim == granted.claim, "the runner keeps it"
+    assert granted.revision < again.revision == (await pipelines.get("copy")).revision
     assert verified(again.delegation, check, pipelines.is_delegated).principal == BOB
 
     await service.LeaveRunner(pb.LeaveRunnerRequest(runner="a"), None)

@@ -291,18 +291,20 @@ class PipelinesService(pipelines_rpc.PipelinesServicer):
         self, request: pipelines_pb.ClaimPipelineRequest, context: Any
     ) -> pipelines_pb.ClaimPipelineResponse:
         claimed = await self._pipelines.claim(request.name, request.runner)
-        return pipelines_pb.ClaimPipelineResponse(
-            is_granted=claimed.is_granted,
-            claim=claimed.number,
-            holder=claimed.holder,
-            delegation=await self._delegation(request.name, claimed.number) if claimed.is_granted else "",
+        response = pipelines_pb.ClaimPipelineResponse(
+            is_granted=claimed.is_granted, claim=claimed.number, holder=claimed.holder
         )
+        if claimed.is_granted:
+            found = await self._pipelines.get(request.name)
+            response.revision = found.revision
+            response.delegation = self._delegation(found, claimed.number)
+        return response
 
-    async def _delegation(self, name: str, claim: int) -> str:
-        creator = (await self._pipelines.get(name)).record.created_by
+    def _delegation(self, found: Pipeline, claim: int) -> str:
+        creator = found.record.created_by
         if self._mac is None or not creator:
             return ""
-        return issued(self._mac, Delegation(principal.Principal.parse(creator), name, claim))
+        return issued(self._mac, Delegation(principal.Principal.parse(creator), found.name, claim))
 
     async def ReportPipeline(
         self, request: pipelines_pb.ReportPipelineRequest, context: Any

@@ -50,6 +50,10 @@ class ClaimGrant(NamedTuple):
     """Lets the runner act for the pipeline's creator. Empty where calls need no permission, and for what a
     policy has made."""
 
+    revision: int = 0
+    """Of the pipeline whose creator that is. What was listed with another revision may say what another
+    principal wants, and is not to be done with this token."""
+
     def __repr__(self) -> str:
         return f"ClaimGrant(claim={self.claim})"
 
@@ -232,7 +236,9 @@ class AdminRunnerControl(AdminCalls):
             if error.code != "pipeline_unknown":
                 raise
             return ClaimGrant()  # deleted since it was listed
-        return ClaimGrant(response.claim, response.delegation) if response.is_granted else ClaimGrant()
+        if not response.is_granted:
+            return ClaimGrant()
+        return ClaimGrant(response.claim, response.delegation, response.revision)
 
     def report(self, name: str, claim: int, status: JobStatus) -> pipelines_pb2.ReportPipelineResponse:
         """Whether the claim holds, and whether the pipeline is wanted."""

@@ -538,6 +538,8 @@ class PipelineRunner:
             if granted.claim != hosted.claim:
                 hosted.lose("another runner has the claim", self._clock())
                 return
+            if granted.revision != listed.revision:
+                return  # changed since it was listed, perhaps by another principal
         hosted.follow(listed, granted)
 
     def _me(self) -> Peer:
@@ -545,7 +547,7 @@ class PipelineRunner:
 
     def _claim(self, listed: ListedPipeline) -> None:
         granted = self._control.claim(listed.name)
-        if granted.claim:
+        if granted.claim and granted.revision == listed.revision:  # else: it is listed anew, as this runner's
             log.info("pipelines: claimed name=%s claim=%d", listed.name, granted.claim)
             kind = self._kinds[listed.kind]
             self._hosted[listed.name] = Hosted(listed, granted, kind, stuck_s=self._stuck_s)

@@ -201,7 +201,7 @@ class FakeControl(AdminRunnerControl):
             record.claim = self.cluster._next()
             record.listed = record.listed._replace(holder=self.runner)
         self._answer("claim")
-        return ClaimGrant(record.claim, f"for {record.listed.created_by}")
+        return ClaimGrant(record.claim, f"for {record.listed.created_by}", record.listed.revision)
 
     def report(self, name: str, claim: int, status: JobStatus) -> pb.ReportPipelineResponse:
         self._call("report")

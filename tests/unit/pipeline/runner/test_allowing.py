@@ -285,3 +285,26 @@ def test_a_job_runs_with_the_token_of_who_applied_last() -> None:
     hosts.pass_time(5)
     assert hosts.kinds["a"].tokens == ["for user:ann", "for user:bob"]
     assert "user:bob" not in repr(hosts.runners["a"].hosted["copy"].granted)
+
+
+@pytest.mark.parametrize("is_hosted", [False, True])
+def test_settings_of_one_principal_are_never_run_with_the_token_of_another(is_hosted: bool) -> None:
+    """bob applies, the runner lists that; ann applies in its place, and the runner gets her token."""
+    hosts = Hosts("a")
+    if is_hosted:
+        hosts.cluster.apply("copy", by="user:cyd", who="cyd")
+        hosts.pass_time(5)
+    hosts.cluster.apply("copy", by="user:bob", who="bob")
+    list_now = hosts.controls["a"].list
+
+    def list_and_change() -> Any:
+        listed = list_now()
+        if hosts.cluster.records["copy"].listed.created_by == "user:bob":
+            hosts.cluster.apply("copy", by="user:ann", who="ann")
+        return listed
+
+    hosts.controls["a"].list = list_and_change  # type: ignore[method-assign]
+    hosts.pass_time(5)
+    kind = hosts.kinds["a"]
+    ran = [(job.settings["who"], token) for job, token in zip(kind.jobs, kind.tokens, strict=True)]
+    assert ran == [*([("cyd", "for user:cyd")] if is_hosted else []), ("ann", "for user:ann")]
