@@ -547,7 +547,7 @@ class PipelineRunner:
 
     def _claim(self, listed: ListedPipeline) -> None:
         granted = self._control.claim(listed.name)
-        if granted.claim and granted.revision == listed.revision:  # else: it is listed anew, as this runner's
+        if granted.claim and granted.revision == listed.revision:  # else: listed again, as this runner's
             log.info("pipelines: claimed name=%s claim=%d", listed.name, granted.claim)
             kind = self._kinds[listed.kind]
             self._hosted[listed.name] = Hosted(listed, granted, kind, stuck_s=self._stuck_s)
