@@ -8,22 +8,40 @@ READY := .venv/.ready
 SEEDS ?= 2000
 JOBS ?= 4
 
-.PHONY: help setup test test-long chaos torture soak test-spark lint sim mutants bench kafka nats demo docs house screenshots proto clean
+.PHONY: help setup lock sbom test test-long chaos torture soak test-spark lint sim mutants bench kafka nats demo docs house screenshots proto clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
-## make setup    virtual environment in .venv with everything installed, pinned by constraints.txt
+## make setup    virtual environment in .venv with everything installed, by the hashes in requirements/
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Sources are built with what is locked too: pip's isolated builds would fetch any setuptools.
+LOCKED = --require-hashes --no-build-isolation --requirement
+
+$(READY): pyproject.toml $(wildcard requirements/*.lock)
 	@"$(or $(PYTHON),python3)" -c '$(NEW_ENOUGH)' 2>/dev/null || { \
 		echo "Python 3.11 or newer is needed, $(if $(PYTHON),which $(PYTHON) is not,and none is on the PATH); name one: make PYTHON=..."; exit 1; }
 	@$(BIN)/python -c 'import pip; $(NEW_ENOUGH)' 2>/dev/null || "$(PYTHON)" -m venv --clear .venv
 	@echo "installing into .venv ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(PIP) $(LOCKED) requirements/build.lock
+	@$(PIP) $(LOCKED) requirements/run.lock --requirement requirements/spark.lock --requirement requirements/dev.lock
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip check --disable-pip-version-check >/dev/null || { \
+		$(BIN)/python -m pip check; echo "constraints.txt lacks something that pyproject.toml needs; then: make lock"; exit 1; }
 	@sh tools/java.sh $(BIN)/python
 	@touch $@
+
+## make lock     install what pyproject.toml asks for by constraints.txt, and write requirements/*.lock with its hashes
+lock:
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
+	@$(PIP) --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m tools.lock
+
+## make sbom     what Sava consists of, as CycloneDX, in sbom.json
+sbom: $(READY)
+	$(BIN)/python -m tools.sbom > sbom.json
 
 ## make test     the default suite, in JOBS=4 processes: most of its time is waiting
 test: $(READY)
@@ -49,13 +67,14 @@ soak: $(READY)
 test-spark: $(READY)
 	SAVA_LONG=1 $(BIN)/python -m pytest tests/spark
 
-## make lint     format, lint, types, import contracts, words
+## make lint     format, lint, types, import contracts, words, and whether the lock fits constraints.txt
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tools.house --words
+	$(BIN)/python -m tools.lock --check
 
 ## make sim      the deterministic simulator: SEEDS=2000 JOBS=4
 sim: $(READY)
@@ -74,7 +93,7 @@ kafka: $(READY)
 	@command -v mvn >/dev/null || { \
 		echo "mvn is needed to fetch Kafka's jars (Debian: apt-get install maven); or unpack Kafka's distribution and set KAFKA_HOME"; exit 1; }
 	mvn --quiet --batch-mode --file bench/kafka-pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.venv/kafka/libs
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt confluent-kafka
+	$(PIP) $(LOCKED) requirements/kafka.lock
 
 ## make nats     nats-server into .venv/bin, for the same; needs Go
 nats: $(READY)

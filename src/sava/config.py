@@ -14,13 +14,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from sava import danube_config
 from sava.danube_config import NotTranslatable
@@ -352,6 +362,9 @@ class ClusterSettings(SettingsSection):
     """How long a stopping broker hands its topics over. 0: it stops at once."""
 
 
+HOST_PATTERN = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+
+
 class ReplicationSettings(SettingsSection):
     create_topic_to_remote_cluster: bool = True
     """Whether replication may create topics on the remote cluster (PIP-370). When false it waits until they
@@ -359,9 +372,28 @@ class ReplicationSettings(SettingsSection):
     partition_mismatch_policy: Literal["pip370", "strict"] = "pip370"
     """What happens to a topic with other partitions on the remote cluster: ``pip370`` copies each partition
     into the one of the same number, if there is one; ``strict`` copies nothing."""
+    allowed_remotes: tuple[str, ...] | None = None
+    """Addresses that brokers connect to when an operator adds a remote: host names, ``*.DOMAIN``, addresses
+    and networks (``10.2.0.0/16``). None: all but link-local addresses, those of clouds' metadata services,
+    and loopback unless ``broker.host`` is loopback too."""
+    secrets_dir: Path | None = None
+    """Where the files are that remotes name (tokens, certificates, keys); no other file is read for them.
+    None: ``secrets`` in ``meta_store.data_dir``."""
     max_backlog_gb: Annotated[float, Field(gt=0)] | None = None
     """Stored gigabytes of one topic or partition that retention keeps for remotes. Beyond it the oldest are
     deleted, and the link reports the loss. None: all are kept."""
+
+    @field_validator("allowed_remotes")
+    @classmethod
+    def _are_addresses(cls, allowed: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for each in allowed or ():
+            try:
+                is_right = bool(HOST_PATTERN.fullmatch(each)) or bool(ip_network(each, strict=False))
+            except ValueError:
+                is_right = False
+            if not is_right:
+                raise ValueError(f"{each[:100]!r} is not a host name, *.DOMAIN, an address or a network")
+        return allowed
 
     @property
     def max_backlog_bytes(self) -> int | None:

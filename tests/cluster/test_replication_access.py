@@ -24,7 +24,9 @@ async def clusters(tmp_path: Path) -> AsyncIterator[tuple[Side, Side, Gate]]:
     for name in ("east", "west"):
         (tmp_path / name).mkdir()
     with (
-        Standalone(tmp_path / "east", SAVA__CLUSTER_NAME="east") as sender,
+        Standalone(
+            tmp_path / "east", SAVA__CLUSTER_NAME="east", SAVA__REPLICATION__SECRETS_DIR=str(tmp_path)
+        ) as sender,
         Standalone(tmp_path / "west", SAVA__CLUSTER_NAME="west") as receiver,
     ):
         east, west = Side(sender), Side(receiver)
@@ -34,6 +36,14 @@ async def clusters(tmp_path: Path) -> AsyncIterator[tuple[Side, Side, Gate]]:
             yield east, west, gate
         finally:
             await gate.close()
+
+
+def write_token(tmp_path: Path, name: str, token: str) -> None:
+    """As rotation does it: whole or not at all."""
+    draft = tmp_path / "draft"
+    draft.write_text(f"{token}\n")
+    draft.chmod(0o600)
+    draft.rename(tmp_path / name)
 
 
 def publish(side: Side, start: int, end: int) -> None:
@@ -57,17 +67,22 @@ async def test_a_token_goes_with_every_call_and_a_wrong_one_is_told(tmp_path: Pa
     async with clusters(tmp_path) as (east, west, gate):
         gate.token = "first"
         address = ("--service", gate.service_address)
-        for token in ((), ("--token", "wrong")):
+        write_token(tmp_path, "wrong.token", "wrong")
+        write_token(tmp_path, "west.token", "first")
+        for token in ((), ("--token-file", "wrong.token")):
             _, err = await east.command("remotes", "add", "west", *address, *token, code=1)
             assert "remote west was not added" in err
             assert "the token is not one of this cluster" in err
         assert {token for _, token in gate.shown} == {"", "wrong"}
         gate.shown.clear()
 
-        await east.command("remotes", "add", "west", *address, "--token", "first")
+        await east.command("remotes", "add", "west", *address, "--token-file", "west.token")
         await east.command("remotes", "test", "west")
         listed, _ = await east.command("remotes", "list", "-o", "json")
         assert "first" not in listed
+        stored, _ = await east.command("meta", "range", "/cluster/remotes/")
+        assert "west.token" in stored
+        assert "first" not in stored
         await east.create(ORDERS)
         schema = tmp_path / "orders.json"
         schema.write_text(SCHEMA)
@@ -75,7 +90,7 @@ async def test_a_token_goes_with_every_call_and_a_wrong_one_is_told(tmp_path: Pa
         await asyncio.to_thread(publish, east, 0, 10)
         await east.command("subscriptions", "create", ORDERS, "billing", "--start", "earliest")
         await east.replicate("default", subscriptions=["billing"])
-        link = RunningLink(east)
+        link = RunningLink(east, secrets=tmp_path)
         try:
 
             async def has(count: int) -> bool:
@@ -117,7 +132,8 @@ async def test_a_token_goes_with_every_call_and_a_wrong_one_is_told(tmp_path: Pa
             assert "the token is not one of this cluster" in err
             assert len(numbers(west)) == 10
 
-            await east.command("remotes", "add", "west", *address, "--token", "second")
+            write_token(tmp_path, "west.token", "second")
+            await east.command("remotes", "test", "west")
             await until(lambda: has(20), "the new token is used", timeout=70)
             assert numbers(west) == list(range(20))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,7 +15,6 @@ import pytest
 from sava.client import Client, Tls
 from sava.config import Auth
 from sava.peer_connection import Dialer
-from sava.peers import tls
 from sava.security.cluster_secret import ClusterSecret
 from sava.security.handshake import BrokerCredentials
 from tests.support.brokers import BrokerProcess, Brokers
@@ -155,8 +155,9 @@ def have_said(cluster: Brokers, what: str, times: int) -> bool:
 
 async def shown_by(broker: BrokerProcess, auth: Auth) -> bytes:
     """The certificate of the client port."""
-    context = tls.tool_context(auth)
-    assert context is not None
+    assert auth.tls is not None
+    context = ssl.create_default_context(cafile=str(auth.tls.ca_file))
+    context.load_cert_chain(str(auth.tls.cert_file), str(auth.tls.key_file))
     context.set_alpn_protocols(["h2"])
     port = int(broker.client_url.rpartition(":")[2])
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)

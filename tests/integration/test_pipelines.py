@@ -164,10 +164,10 @@ def test_claims_by_way_of_the_admin_port(control: Callable[..., AdminRunnerContr
     assert a.join().ttl_s == PATIENCE_S
     assert [peer.name for peer in b.join().peers] == ["a", "b"]
     assert a.service.startswith("127.0.0.1:")
-    claim = a.claim("copy")
+    claim = a.claim("copy").claim
     assert claim > 0
-    assert b.claim("copy") == 0
-    assert b.claim("missing") == 0
+    assert b.claim("copy").claim == 0
+    assert b.claim("missing").claim == 0
     answer = a.report("copy", claim, JobStatus("running", rows=12, lag_messages=3, last_error="none"))
     assert (answer.is_held, answer.is_wanted) == (True, True)
     (listed,) = b.list()

@@ -33,6 +33,7 @@ class RunnerProcess:
             *(sys.executable, "-m", "sava.cli", "pipelines", "run", "--admin", admin),
             *("--master", "local[2]", "--python-path", str(ROOT)),
             *("--checkpoints", str(directory / "checkpoints")),
+            *("--allow-function", "tests.spark.runner_functions:*"),
             *("--conf", "spark.driver.memory=512m", "--conf", "spark.sql.shuffle.partitions=2"),
             *("--conf", f"spark.local.dir={directory / 'local'}"),
             *("--conf", f"spark.sql.warehouse.dir={directory / 'warehouse'}"),

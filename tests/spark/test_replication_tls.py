@@ -58,6 +58,7 @@ def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluste
 
     def side(name: str) -> Standalone:
         settings = {"SAVA__CLUSTER_NAME": name, "SAVA__STORAGE__UPLOAD_INTERVAL_SECONDS": "1"}
+        settings["SAVA__REPLICATION__SECRETS_DIR"] = str(tmp_path)
         return Standalone(tmp_path / name, auths[name], **settings)
 
     with side("east") as east, side("west") as west:
@@ -89,9 +90,12 @@ def test_a_runner_copies_between_clusters_that_ask_for_certificates(
     for wrong in ((), ca, own, ("--tls-ca", str(tmp_path / "nothing.pem"))):
         _, err = clusters.do(east.command("remotes", "add", "west", *address, *wrong, code=1))
         assert "remote west was not added" in err
-    assert "nothing.pem cannot be read by this broker" in err
+    assert "nothing.pem' cannot be used" in err
 
-    clusters.do(east.command("remotes", "add", "west", *address, *ca, *own, "--token", "secret"))
+    token = tmp_path / "west.token"
+    token.write_text("secret")
+    token.chmod(0o600)
+    clusters.do(east.command("remotes", "add", "west", *address, *ca, *own, "--token-file", token.name))
     clusters.do(east.command("remotes", "test", "west"))
     listed, _ = clusters.do(east.command("remotes", "list"))
     assert listed.split()[-2:] == ["yes", "any"]  # TLS, and at any rate
@@ -101,7 +105,7 @@ def test_a_runner_copies_between_clusters_that_ask_for_certificates(
     for name in NAMES:
         east.publish(name, numbers(name, 0, 500))
     clusters.do(east.command("replication", "set", "default", "--remote", "west"))
-    runner = RunnerProcess(tmp_path, east.broker.admin, "runner")
+    runner = RunnerProcess(tmp_path, east.broker.admin, "runner", "--secrets-dir", str(tmp_path))
     pipelines = Pipelines(east.broker.admin, east.tls)
     try:
 
@@ -116,7 +120,17 @@ def test_a_runner_copies_between_clusters_that_ask_for_certificates(
             assert clusters.copied(name) == numbers(name, 0, 600)
         runner.reached(lambda: pipelines.status(LINK).lag_messages == 0, "the link says so")
         assert (pipelines.status(LINK).state, pipelines.status(LINK).restarts) == ("running", 0)
-        verify = ("replication", "verify", "/default/orders", "--remote", "west", "-o", "json")
+        verify = (
+            "replication",
+            "verify",
+            "/default/orders",
+            "--remote",
+            "west",
+            "-o",
+            "json",
+            "--secrets-dir",
+            str(tmp_path),
+        )
         verdicts = json.loads(clusters.do(east.command(*verify))[0])
         assert [verdict["compared"] for verdict in verdicts] == [600, 600]
         assert runner.stop() == 0, runner.said

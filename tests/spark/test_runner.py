@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,55 @@ def test_nothing_is_lost_or_repeated_when_a_runner_is_killed(
     assert pipelines.runners == []
     assert _shouted(broker, target) == _expected(600)
     pipelines.delete("shout")
+
+
+@only_long("a runner with its own Spark")
+def test_a_runner_does_only_what_its_operator_allows(
+    broker: Standalone, pipelines: Pipelines, tmp_path: Path, runners: list[RunnerProcess]
+) -> None:
+    """The attacks of a stranger on the admin port: each of them ran, as the runner's user."""
+    source, target = "/default/refused-in", "/default/refused-out"
+    create(broker, source)
+    create(broker, target)
+    _publish(broker, source, range(10))
+    begin = {"topic": source, "startingOffsets": "earliest"}
+    stolen, planted = tmp_path / "stolen", tmp_path / "planted"
+    (tmp_path / "out").mkdir()
+    attacks: dict[str, dict[str, Any]] = {
+        "code": {"function": "subprocess:getoutput", "to": {"topic": target}},
+        "imported": {"function": f"{MODULE}:DataFrame", "to": {"topic": target}},
+        "files": {"to": {"format": "json", "path": str(stolen)}},
+        "outside": {"to": {"format": "parquet", "path": f"{tmp_path}/out/../stolen"}},
+        "planted": {"to": {"topic": target}, "checkpoint": str(planted)},
+        "other": {"to": {"topic": target}, "checkpoint": str(tmp_path / "checkpoints" / "good")},
+        "service": {"from_": {**begin, "service": "127.0.0.1:9"}, "to": {"topic": target}},
+        "writer": {"to": {"topic": target, "writerId": "good"}},
+    }
+    for name, settings in attacks.items():
+        pipelines.apply(name, **{"from_": begin, **settings})
+    pipelines.apply("good", from_=begin, function=UPPER, to={"topic": target})
+    pipelines.apply("export", from_=begin, to={"format": "parquet", "path": str(tmp_path / "out" / "orders")})
+
+    allow = ("--allow-format", "parquet", "--allow-path", str(tmp_path / "out"))
+    runner = RunnerProcess(tmp_path, broker.admin, "runner", *allow)
+    runners.append(runner)
+
+    def are_refused() -> bool:
+        return all(pipelines.status(name).state == "failed" for name in attacks)
+
+    runner.reached(are_refused, "what is not allowed has failed")
+    runner.reached(lambda: sum(_shouted(broker, target).values()) == 10, "what is allowed is done")
+    runner.reached(lambda: any((tmp_path / "out" / "orders").glob("*.parquet")), "files are written there")
+    for name in attacks:
+        status = pipelines.status(name)
+        assert (status.state, status.restarts, status.rows) == ("failed", 0, 0), name
+        assert "this runner does not allow" in status.last_error
+    assert _shouted(broker, target) == _expected(10)
+    assert not stolen.exists()
+    assert not planted.exists()
+    assert runner.stop() == 0, runner.said
+    for name in (*attacks, "good", "export"):
+        pipelines.delete(name)
 
 
 @only_long("runners are killed for minutes")

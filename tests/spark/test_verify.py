@@ -16,6 +16,7 @@ from sava.cli.replication import question_of
 from sava.client.blocking import Client
 from sava.client.loop_thread import LoopThread
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
+from sava.pipeline.replicate.background import RemoteSecrets
 from sava.pipeline.replicate.target import TargetCluster
 from sava.pipeline.replicate.translation import REPLICATE
 from sava.pipeline.replicate.verify import (
@@ -222,7 +223,9 @@ class Command:
 
         async def ask() -> VerifyRequest:
             async with AdminClient(self._east.broker.admin) as client:
-                return question_of(self.topic, WEST, *await replication.ask(client, self.topic, WEST), "")
+                link, status, service = await replication.ask(client, self.topic, WEST)
+            access = (ClusterAccess(service), RemoteSecrets().access(link.remote))
+            return question_of(self.topic, WEST, link, status, access, "")
 
         return self._loop.run(ask())
 

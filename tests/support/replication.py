@@ -30,7 +30,7 @@ from sava.client.errors import ClientError
 from sava.config import Auth
 from sava.logs import MOST
 from sava.pipeline.cluster import ClusterAccess
-from sava.pipeline.replicate.background import AdminLinkControl
+from sava.pipeline.replicate.background import AdminLinkControl, RemoteSecrets
 from sava.pipeline.replicate.copying import copy
 from sava.pipeline.replicate.job import LinkJob
 from sava.pipeline.replicate.rounds import CopyEngine
@@ -206,7 +206,7 @@ class Claim:
 
     def _renew(self) -> None:
         self._control.join()
-        self._claim = self._claim or self._control.claim(self._pipeline)
+        self._claim = self._claim or self._control.claim(self._pipeline).claim
         if self._claim:
             answer = self._control.report(self._pipeline, self._claim, JobStatus("running"))
             if not answer.is_wanted:
@@ -217,12 +217,12 @@ class Claim:
 class RunningLink:
     """The link of a cluster to one remote, as a runner would have it."""
 
-    def __init__(self, side: Side, remote: str = "west") -> None:
+    def __init__(self, side: Side, remote: str = "west", secrets: Path | None = None) -> None:
         self.engine = ThreadEngine()
         edges = (AdminLinkControl(side.broker.admin), self.engine, ClusterAccess(side.service, timeout_s=5.0))
         pipeline, runner = f"replicate-{remote}", f"test-{remote}"
         self._claim = Claim(side.broker.admin, pipeline, runner)
-        self.job = LinkJob(pipeline, remote, runner, *edges)
+        self.job = LinkJob(pipeline, remote, runner, *edges, remotes=RemoteSecrets(secrets))
 
     def stop(self, *, now: bool = False, timeout: float = PATIENCE_S) -> None:
         self.job.stop(now=now)

@@ -64,6 +64,7 @@ OTHERS: Final = {
 }
 """And what is written in other languages."""
 
+SECRETS: Final = "tests/spark/test_replication_tls.py, in a directory of its own"
 INSTALLED: Final = "the Makefile and CI install so; a test would need a package index"
 SERVICE: Final = "changes the machine; tests/integration/test_docs.py has the unit checked"
 ELSEWHERE: Final = {
@@ -98,8 +99,11 @@ ELSEWHERE: Final = {
     },
     "install.md": {
         "python3 -m venv /opt/sava": INSTALLED,
-        "/opt/sava/bin/pip install --constraint constraints.txt .": INSTALLED,
-        "/opt/sava/bin/pip install --constraint constraints.txt '.[spark]'": INSTALLED,
+        "/opt/sava/bin/pip install --require-hashes --requirement requirements/build.lock": INSTALLED,
+        "/opt/sava/bin/pip install --require-hashes --requirement requirements/run.lock": INSTALLED,
+        "/opt/sava/bin/pip install --require-hashes --no-build-isolation --requirement "
+        "requirements/spark.lock": INSTALLED,
+        "/opt/sava/bin/pip install --no-deps --no-build-isolation .": INSTALLED,
         "ln -s /opt/sava/bin/sava /usr/local/bin/sava": INSTALLED,
         "sava cluster init --nodes a:7650,b:7650,c:7650 --admin a:50051": "operations.md, on one machine",
         "sava wait --admin b:50051": "other pages, on one machine",
@@ -118,9 +122,16 @@ ELSEWHERE: Final = {
             "tests/spark/test_standalone.py"
         ),
     },
+    "replication.md": {
+        "install -m 600 west.token /etc/sava/secrets/west.token": SECRETS,
+        "sava remotes add west --service https://west.example.org:6650 --token-file west.token "
+        "--tls-ca west-ca.pem": SECRETS,
+        "sava pipelines run --secrets-dir /etc/sava/secrets": SECRETS,
+    },
     "pipelines.md": {
         "sava pipelines run --admin 10.0.0.1:50051,10.0.0.2:50051 --master 'local[*]' "
-        "--checkpoints /shared/checkpoints --python-path /shared/functions": "tests/spark/test_runner.py",
+        "--checkpoints /shared/checkpoints --python-path /shared/functions --allow-function 'shop.*' "
+        "--allow-format parquet --allow-path s3a://lake/orders": "tests/spark/test_runner.py",
     },
 }
 """Commands of blocks without a mark, by page, each with what runs the like of it, or why nothing can."""
@@ -371,6 +382,7 @@ OF_OTHERS: Final = {
     "http-api.md": {"--data-binary", "--json"},
     "operations.md": {"--fail", "--silent"},
     "install.md": {
+        *("--require-hashes", "--requirement", "--no-build-isolation", "--no-deps"),
         *("--constraint", "--system", "--home-dir", "--shell", "--mode", "--now", "--unit", "--lines"),
     },
     "pipeline.md": {"--constraint", "--once", "--py-files"},

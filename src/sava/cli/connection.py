@@ -114,7 +114,7 @@ def way_to(admin: str) -> tuple[list[str], Credentials]:
     if not addresses or not all(_ADDRESS.fullmatch(each) for each in addresses):
         raise BadAddress(f"{admin[:200]!r} is no address; write HOST:PORT, several with commas between")
     is_https = any(each.startswith("https://") for each in given)
-    return addresses, Credentials(tls=tls_from_environment(is_https=is_https), token=_token())
+    return addresses, Credentials(tls=tls_from_environment(is_https=is_https), token=token_from_environment())
 
 
 def tls_from_environment(*, is_https: bool = False) -> Tls | None:
@@ -128,7 +128,7 @@ def tls_from_environment(*, is_https: bool = False) -> Tls | None:
     return Tls(ca, cert, key)
 
 
-def _token() -> Token | None:
+def token_from_environment() -> Token | None:
     text, file = os.environ.get("SAVA_TOKEN"), os.environ.get("SAVA_TOKEN_FILE")
     if text and file:
         raise ConfigInvalid("SAVA_TOKEN and SAVA_TOKEN_FILE are both set; unset one")
@@ -145,7 +145,9 @@ class Shown(TypedDict):
 def shown_to(service: str) -> Shown:
     """To a client port. Its address says whether it has TLS."""
     is_https = service.startswith("https://")
-    return Shown(token=_token(), tls=tls_from_environment(is_https=True) if is_https else None)
+    return Shown(
+        token=token_from_environment(), tls=tls_from_environment(is_https=True) if is_https else None
+    )
 
 
 def service_at(service: str, admin: str) -> str:

@@ -17,9 +17,17 @@ import yaml
 
 from sava import logs
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, AdminSession, command, tls_from_environment
+from sava.cli.connection import (
+    DEFAULT_ADMIN,
+    AdminOption,
+    AdminSession,
+    command,
+    tls_from_environment,
+    token_from_environment,
+)
 from sava.cli.messages import moment
 from sava.cli.output import as_dict, print_fields, print_json, print_line, print_rows
+from sava.cli.replication import SecretsDir
 from sava.errors import CallerError, Outcome, RetryableError
 from sava.pipeline.launch import program
 from sava.proto import pipelines_pb2 as pb
@@ -79,7 +87,11 @@ def create(
     ] = "",
     checkpoint: Annotated[
         str,
-        typer.Option("--checkpoint", metavar="DIR", help="By default below the runner's --checkpoints."),
+        typer.Option(
+            "--checkpoint",
+            metavar="DIR",
+            help="By default, and otherwise below, NAME in --checkpoints of the runner.",
+        ),
     ] = "",
 ) -> None:
     """Create a pipeline of kind custom. `apply` creates and changes pipelines by files."""
@@ -140,6 +152,7 @@ def list_(session: AdminSession) -> None:
         lag=_lag,
         lag_s=_lag_s,
         restarts=lambda each: each.status.restarts,
+        created_by=lambda each: each.created_by or each.spec.made_by or "-",
     )
 
 
@@ -179,7 +192,8 @@ def describe(session: AdminSession, name: Name) -> None:
     for name in ("since", "reported"):
         fields[name] = moment(fields.pop(f"{name}_ms"))
     print_fields(
-        {"name": spec.name, "kind": spec.kind, "made_by": spec.made_by, "revision": found.revision}
+        {"name": spec.name, "kind": spec.kind, "made_by": spec.made_by, "created_by": found.created_by}
+        | {"revision": found.revision}
         | {"paused": "yes" if found.is_paused else "no", **fields}
         | {"lag_messages": _lag(found), "lag_seconds": _lag_s(found)}
     )
@@ -264,6 +278,61 @@ def run_(
         list[Path] | None,
         typer.Option("--python-path", metavar="DIR", help="Where users' functions are. Repeatable."),
     ] = None,
+    allow_function: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-function",
+            envvar="SAVA_ALLOW_FUNCTION",
+            metavar="NAME",
+            help="What pipelines may call: MODULE:FUNCTION, MODULE:*, or PACKAGE.*. Repeatable.",
+        ),
+    ] = None,
+    allow_format: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-format",
+            envvar="SAVA_ALLOW_FORMAT",
+            metavar="FORMAT",
+            help="Where pipelines may write beside topics, such as parquet. Repeatable.",
+        ),
+    ] = None,
+    allow_path: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-path",
+            envvar="SAVA_ALLOW_PATH",
+            metavar="PATH",
+            help="Below which they may, such as /data/out or s3a://lake/out. Repeatable.",
+        ),
+    ] = None,
+    allow_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-option",
+            envvar="SAVA_ALLOW_OPTION",
+            metavar="NAME",
+            help="An option of a format that is not harmless in itself. Repeatable.",
+        ),
+    ] = None,
+    allow_service: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-service",
+            envvar="SAVA_ALLOW_SERVICE",
+            metavar="HOST:PORT",
+            help="Another cluster that pipelines may read and write, without credentials. Repeatable.",
+        ),
+    ] = None,
+    secrets_dir: SecretsDir = None,
+    remote_token: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--remote-token",
+            envvar="SAVA_REMOTE_TOKENS",
+            metavar="REMOTE=FILE",
+            help="The token for a remote, in place of the file that the remote names. Repeatable.",
+        ),
+    ] = None,
     conf: Annotated[
         list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="Of Spark. Repeatable.")
     ] = None,
@@ -294,14 +363,29 @@ def run_(
     from sava.pipeline.runner import process
 
     logs.set_up()
+    from sava.pipeline.replicate.background import RemoteSecrets
+    from sava.pipeline.runner.allowing import AllowList
+
+    remotes = {remote: Path(file) for remote, file in _pairs(remote_token, "--remote-token").items()}
+    token = token_from_environment()
     options = process.RunnerOptions(
         admin=admin,
         master=master,
         only=tuple(only or ()),
-        checkpoints=checkpoints.absolute(),
+        allowed=AllowList.of(
+            checkpoints.absolute(),
+            functions=allow_function or (),
+            formats=allow_format or (),
+            paths=allow_path or (),
+            options=allow_option or (),
+            services=allow_service or (),
+        ),
         python_path=tuple(python_path or ()),
         conf=_pairs(conf, "--conf"),
         tls=tls_from_environment(),
+        token=token if isinstance(token, str) else "",
+        token_file=str(token) if isinstance(token, Path) else "",
+        remotes=RemoteSecrets(secrets_dir, remotes),
         ttl_s=claim_ttl,
         stuck_s=stuck_after,
     )

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import AdminSession, command, tls_from_environment
+from sava.cli.connection import AdminSession, command, tls_from_environment, token_from_environment
 from sava.cli.messages import instant, parse_time, position_message
 from sava.cli.output import as_dict, print_fields, print_json, print_line, print_rows, print_table
 from sava.errors import CallerError, RetryableError
@@ -168,6 +170,15 @@ def _show_policy(scope: str, response: pb.GetReplicationResponse) -> None:
 
 
 # -- sava replication verify -------------------------------------------------------
+SecretsDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--secrets-dir",
+        envvar="SAVA_SECRETS_DIR",
+        metavar="DIR",
+        help="Where this machine has the files that remotes name. Without it: names are whole paths.",
+    ),
+]
 UNREACHABLE = "unreachable"
 
 
@@ -192,15 +203,18 @@ def verify(
         str, typer.Option("--since", metavar="TIME", help="Only what was published at or after this time.")
     ] = "",
     master: Annotated[str, typer.Option("--master", metavar="URL", help="Spark's master.")] = DEFAULT_MASTER,
+    secrets_dir: SecretsDir = None,
 ) -> None:
     """Compare what was copied of TOPIC to a remote with what is there, by content, with Spark. Exit code 1 if
     anything is missing, different, repeated, out of order or too much."""
     spark_home()  # a user without Spark sees this error, not which of the imports below fails first
     from sava.pipeline.launch import open_session
+    from sava.pipeline.replicate.background import RemoteSecrets
     from sava.pipeline.replicate.verify import verify as compare
 
     link, status, service = session.run(lambda client: ask(client, topic, remote))
-    question = question_of(topic, remote, link, status, service, since)
+    there = RemoteSecrets(secrets_dir, token=os.environ.get("SAVA_REMOTE_TOKEN", "")).access(link.remote)
+    question = question_of(topic, remote, link, status, (_access_here(service), there), since)
     spark = open_session("sava replication verify", master)
     try:
         verdicts = compare(spark, question)
@@ -228,7 +242,12 @@ async def ask(client: AdminClient, topic: str, remote: str) -> tuple[pb.Link, An
 
 
 def question_of(
-    topic: str, remote: str, link: pb.Link, status: pb.ReplicationStatus, service: str, since: str
+    topic: str,
+    remote: str,
+    link: pb.Link,
+    status: pb.ReplicationStatus,
+    access: tuple[ClusterAccess, ClusterAccess],
+    since: str,
 ) -> VerifyRequest:
     """What to compare: from where the copy of each partition begins up to what is reported as copied."""
     from sava.pipeline.replicate.verify import VerifyRequest, VerifySide
@@ -236,7 +255,7 @@ def question_of(
     known = next((each for each in link.topics if each.topic == topic), None)
     if known is None or not status.topics:
         raise NotReplicated(topic, remote)
-    source = _access_here(service)
+    source, there = access
     begins = dict(enumerate(status.topics[0].begins))
     ranges = {
         each.partition: (begins.get(each.partition, 0), each.position)
@@ -255,7 +274,7 @@ def question_of(
             topic_ids=tuple(known.topic_ids),
         ),
         target=VerifySide(
-            access=_access_there(link.remote),
+            access=there,
             cluster_name=link.remote.cluster_name,
             cluster_id=link.remote.cluster_id,
             topic_ids=tuple(known.remote_topic_ids),
@@ -280,14 +299,12 @@ def _since(question: VerifyRequest, since: str) -> dict[int, tuple[int, int]]:
 def _access_here(service: str) -> ClusterAccess:
     from sava.pipeline.cluster import ClusterAccess
 
-    return ClusterAccess.by_files(service, tls_from_environment())
-
-
-def _access_there(remote: pb.Remote) -> ClusterAccess:
-    from sava.pipeline.cluster import ClusterAccess
-
-    return ClusterAccess(
-        remote.service, token=remote.token, ca=remote.tls_ca, cert=remote.tls_cert, key=remote.tls_key
+    token = token_from_environment()
+    return ClusterAccess.by_files(
+        service,
+        tls_from_environment(),
+        token=token if isinstance(token, str) else "",
+        token_file=str(token) if isinstance(token, Path) else "",
     )
 
 
@@ -375,7 +392,7 @@ remotes_app = typer.Typer(no_args_is_help=True)
 
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="What the remote is called here, such as west.")]
-FILE = "PEM file on the machines of all brokers and runners"
+FILE = "PEM file in the directory for secrets of all brokers and runners"
 
 
 class RemoteSilent(RetryableError):
@@ -384,6 +401,10 @@ class RemoteSilent(RetryableError):
 
 class RemoteDiffers(CallerError):
     """A remote that was tested has not what policies need of it."""
+
+
+class TokenExposed(CallerError):
+    """A token was given where others can read it, or would be stored in clear."""
 
 
 @command(remotes_app)
@@ -396,7 +417,17 @@ def add(
     ],
     token: Annotated[
         str,
-        typer.Option("--token", envvar="SAVA_REMOTE_TOKEN", help="Sent with every call to the remote."),
+        typer.Option("--token", hidden=True),
+    ] = "",
+    token_file: Annotated[
+        str,
+        typer.Option(
+            "--token-file",
+            envvar="SAVA_REMOTE_TOKEN_FILE",
+            metavar="FILE",
+            help="Its content is sent with every call to the remote: a file in the directory for secrets of "
+            "all brokers and runners.",
+        ),
     ] = "",
     tls_ca: Annotated[str, typer.Option("--tls-ca", help=f"Whose signature the remote has: a {FILE}.")] = "",
     tls_cert: Annotated[str, typer.Option("--tls-cert", help=f"Shown to the remote: a {FILE}.")] = "",
@@ -406,11 +437,19 @@ def add(
     ] = 0,
 ) -> None:
     """Add the cluster at ADDRESSES as remote NAME, or give a remote new addresses and all that goes with
-    them. It must answer, and have another cluster_name."""
+    them. It must answer, and have another cluster_name. Files are named relative to
+    `replication.secrets_dir` of the brokers and --secrets-dir of the runners."""
+    if token or (os.environ.get("SAVA_REMOTE_TOKEN") and not token_file):
+        seen = "it could be seen in `ps` just now, so replace it; " if token else ""
+        raise TokenExposed(
+            f"remote {name} was not added: brokers take no token, only the name of a file with it; {seen}"
+            "put it into replication.secrets_dir of every broker (and --secrets-dir of every runner), and "
+            "name the file with --token-file"
+        )
     request = pb.Remote(
         name=name,
         service=service,
-        token=token,
+        token_file=token_file,
         tls_ca=tls_ca,
         tls_cert=tls_cert,
         tls_key=tls_key,
@@ -425,7 +464,7 @@ def add(
 
 @command(remotes_app, "list")
 def list_(session: AdminSession) -> None:
-    """List the remotes. Tokens are not shown."""
+    """List the remotes."""
     response = session.ask(pb.ListRemotesRequest())
     session.show_list(
         response.remotes,

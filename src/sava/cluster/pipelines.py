@@ -72,6 +72,9 @@ class PipelineState(StrEnum):
     PAUSED = "paused"
     FAILING = "failing"
     """It has ended with an error, and is tried again."""
+    FAILED = "failed"
+    """Its runner may not do what it names, and tries nothing until it, or the runner's command line,
+    changes."""
     STOPPED = "stopped"
     """By its runner, which has released it, or is about to."""
     DELETING = "deleting"
@@ -84,6 +87,8 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The kind's own."""
     made_by: str = ""
     """Which policy has made it; empty: a person."""
+    created_by: str = ""
+    """The principal that has applied it last: it is that one's request, and has that one's rights."""
     is_paused: bool = False
     is_deleting: bool = False
     """It is written so, under the lease of the claim, while a runner has it."""
@@ -261,6 +266,12 @@ class RunnerUnknown(CallerError):
 log = logging.getLogger(__name__)
 
 MAX_SETTINGS_BYTES: Final = 64 << 10
+MAX_SETTINGS_DEPTH: Final = 4
+MAX_PIPELINES: Final = 2_000
+REPLICATE: Final = "replicate"
+"""The kind that policies alone make."""
+CREDENTIALS: Final = frozenset({"token", "tokenfile", "tlsca", "tlscert", "tlskey"})
+"""Options that runners set themselves. A stored pipeline is read by everyone who may list pipelines."""
 MAX_ERROR_CHARACTERS: Final = 2_000
 REWRITE_MS: Final = 10_000
 """A status that says nothing new is written down again after this. Idle pipelines, each reporting every
@@ -320,9 +331,11 @@ class Pipelines:
         settings: Mapping[str, Any],
         *,
         made_by: str = "",
+        created_by: str = "",
         create_only: bool = False,
     ) -> Pipeline:
-        """Create it, or change it if it is different; whether it is paused stays as it is. Raises
+        """Create it, or change it if it is different; whether it is paused stays as it is. ``created_by``:
+        the principal whose request it is; the same settings by another principal are a change. Raises
         PipelineExists, PipelineForeign, PipelineInvalid, PipelineStopping."""
         check_name(name, "pipeline")
         _check(kind, settings)
@@ -334,11 +347,32 @@ class Pipelines:
                 if create_only:
                     raise PipelineExists(name)
                 is_paused = found.record.is_paused
-            return PipelineRecord(kind=kind, settings=dict(settings), made_by=made_by, is_paused=is_paused)
+            elif kind == REPLICATE and not made_by:
+                raise PipelineInvalid(f"pipeline {name}: `sava replication set` makes those of kind {kind}")
+            elif len(self.known()) >= MAX_PIPELINES:
+                raise PipelineInvalid(f"pipeline {name}: there are {MAX_PIPELINES} already; delete some")
+            return PipelineRecord(
+                kind=kind,
+                settings=dict(settings),
+                made_by=made_by,
+                created_by=created_by,
+                is_paused=is_paused,
+            )
 
         if (await self._change(name, change)).is_changed:
             log.info("pipelines: applied name=%s kind=%s", name, kind)
         return await self.get(name)
+
+    def is_delegated(self, principal: str, pipeline: str, claim: int) -> bool:
+        """Whether this claim is held, on a pipeline of this principal, as this node knows it: a runner that
+        has lost a claim acts for its creator until this node has heard of that."""
+        found = pipeline_of(self._store.local, pipeline) if _is_possible(pipeline) else None
+        return (
+            found is not None
+            and found.claim is not None
+            and found.claim.number == claim
+            and found.record.created_by == principal
+        )
 
     async def pause(self, name: str, *, is_paused: bool) -> Pipeline:
         """Pause or resume it. Raises PipelineUnknown, PipelineStopping."""
@@ -531,9 +565,23 @@ def _same_claim(found: Pipeline) -> Compare:
 
 def _check(kind: str, settings: Mapping[str, Any]) -> None:
     check_name(kind, "pipeline kind")
+    _check_values(settings, MAX_SETTINGS_DEPTH)
     size = len(msgspec.json.encode(settings))
     if size > MAX_SETTINGS_BYTES:
         raise PipelineInvalid(f"settings of {size} bytes; {MAX_SETTINGS_BYTES} are possible")
+
+
+def _check_values(settings: Mapping[str, Any], depth: int) -> None:
+    """Before the size, which is found by walking through all of it."""
+    for name, value in settings.items():
+        if name.lower() in CREDENTIALS:
+            raise PipelineInvalid(f"option {name} is the runner's own; a pipeline is stored in clear")
+        if isinstance(value, Mapping):
+            if depth <= 1:
+                raise PipelineInvalid(f"setting {name[:100]}: nested more than {MAX_SETTINGS_DEPTH} deep")
+            _check_values(value, depth - 1)
+        elif not isinstance(value, str | int | float | None):
+            raise PipelineInvalid(f"setting {name[:100]}: text, a number or settings by name are needed")
 
 
 def _require_changeable(found: Pipeline, made_by: str) -> None:

@@ -84,8 +84,10 @@ class HttpPort:
         *,
         names: Iterable[str],
         local: LocalPorts,
+        metrics_guard: Guard | None = None,
     ) -> None:
-        """``names``: under which this broker is reached. ``local``: its own gRPC ports."""
+        """``names``: under which this broker is reached. ``local``: its own gRPC ports. ``metrics_guard``: of
+        the page of metrics, which has names of topics; None: it is open."""
         self._metrics = metrics
         self._disks = disks
         self._readiness = readiness

@@ -324,7 +324,7 @@ REMEDIES: Final[dict[str, str]] = {
         "`sava remotes test {remote}` says whether brokers reach it; so must the machine of the runner"
     ),
     LinkState.SOURCE_UNREACHABLE: "see what is said of topics; the runner must reach all brokers",
-    LinkState.DENIED: "give the token of the remote the permission (`sava remotes add {remote} --token …`)",
+    LinkState.DENIED: "give the token of remote {remote} the permission, or its file another token",
 }
 """By state; where there is none, the reason says it."""
 LEVELS: Final[dict[str, Level]] = {LinkState.STARTING: Level.NOTE, LinkState.PAUSED: Level.WARNING}
@@ -342,6 +342,13 @@ def check_pipelines(seen: Observation) -> Iterator[Finding]:
                 name,
                 f"fails, and is begun again by itself (so far {status.restarts} times): {status.last_error}",
                 "mend what the error names; the log of its runner says more",
+            )
+        elif status.state == PipelineState.FAILED:
+            yield error(
+                "pipelines",
+                name,
+                f"its runner refuses it: {status.last_error}",
+                "change the pipeline, or start its runner with what the error names",
             )
         elif status.state == PipelineState.WAITING and not _is_link(pipeline):
             yield error("pipelines", name, "no runner has it", RUNNER)

@@ -27,11 +27,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from sava.client.connection import OPEN_TIMEOUT_S, Connection, Tls
+from sava.client.connection import OPEN_TIMEOUT_S, Connection
 from sava.client.errors import ClientError, Closed, Refused, Timeout
 from sava.client.loop_thread import LoopThread
 from sava.client.messages import Batch
@@ -49,6 +50,7 @@ from sava.proto import (
     writers_pb2_grpc,
 )
 from sava.records import MAX_BATCH_BYTES, MAX_COUNT, RecordBatch
+from sava.security.credentials import Tls, Token
 from sava.storage.objectstore import ObjectStore
 from sava.tasks import cancelled
 
@@ -226,23 +228,45 @@ class ClusterAccess:
 
     service: str
     """Addresses separated by commas, as for ``sava.client.Client``."""
-    token: str = ""
+    token: str = field(default="", repr=False)
+    """Never part of a text: readers and tasks hold this, and Spark shows what it meets."""
     ca: str = ""
     cert: str = ""
     key: str = ""
     timeout_s: float = 60.0
     """A call fails after this time without an answer from any broker."""
+    token_file: str = ""
+    """In place of a token: on every machine that calls, which reads it again when it has changed."""
 
     @classmethod
-    def by_files(cls, service: str, tls: Tls | None, *, timeout_s: float = 60.0) -> ClusterAccess:
-        """With the client's certificates in place of a token."""
+    def by_files(
+        cls,
+        service: str,
+        tls: Tls | None,
+        *,
+        token: str = "",
+        token_file: str = "",
+        timeout_s: float = 60.0,
+    ) -> ClusterAccess:
         files = (tls.ca, tls.cert, tls.key) if tls is not None else (None, None, None)
         ca, cert, key = ("" if file is None else str(file) for file in files)
-        return cls(service, "", ca, cert, key, timeout_s)
+        return cls(service, token, ca, cert, key, timeout_s, token_file)
+
+    @property
+    def bearer(self) -> Token | None:
+        """The token, or what knows it."""
+        return self.token or (token_from(Path(self.token_file)) if self.token_file else None)
 
     def options(self) -> dict[str, str]:
         """As options of format("sava"), those that are set."""
-        names = {"service": "service", "token": "token", "ca": "tlsCa", "cert": "tlsCert", "key": "tlsKey"}
+        names = {
+            "service": "service",
+            "token": "token",
+            "token_file": "tokenFile",
+            "ca": "tlsCa",
+            "cert": "tlsCert",
+            "key": "tlsKey",
+        }
         return {option: value for name, option in names.items() if (value := getattr(self, name))}
 
     def connection(self) -> Connection:
@@ -250,10 +274,45 @@ class ClusterAccess:
         tls = Tls(self.ca or None, self.cert or None, self.key or None)
         return Connection(
             self.service,
-            token=self.token or None,
+            token=self.bearer,
             tls=tls if self.ca or self.cert or self.key else None,
             timeout=self.timeout_s,
         )
+
+
+MAX_TOKEN_BYTES: Final = 64 << 10
+
+
+def token_from(path: Path) -> Callable[[], str]:
+    """Reads the token of a file when it is asked the first time, and again when the file has changed: a look
+    at the file for each call. While a file is being replaced the former token stays. The function raises
+    Refused."""
+    known: list[tuple[tuple[int, int, int], str]] = []
+
+    def token() -> str:
+        try:
+            found = path.stat()
+            look = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if not known or known[0][0] != look:
+                known[:] = [(look, _read_token(path))]
+        except (OSError, Refused) as error:
+            if known:
+                return known[0][1]
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise Refused(f"token file {path} cannot be used: {reason}") from None
+        return known[0][1]
+
+    return token
+
+
+def _read_token(path: Path) -> str:
+    """Raises OSError, Refused."""
+    with path.open("rb") as file:
+        read = file.read(MAX_TOKEN_BYTES + 1)
+    text = read.decode("ascii", errors="replace").strip()
+    if not text or len(read) > MAX_TOKEN_BYTES or not (text.isascii() and text.isprintable()) or " " in text:
+        raise Refused("it is to hold one token and nothing else")
+    return text
 
 
 class TopicPartitions(NamedTuple):

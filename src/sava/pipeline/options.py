@@ -80,7 +80,7 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 """Special offsets of a partition, as in Spark's Kafka source."""
 
-_COMMON: Final = ("service", "token", "tlsCa", "tlsCert", "tlsKey", "timeout", "topic")
+_COMMON: Final = ("service", "token", "tokenFile", "tlsCa", "tlsCert", "tlsKey", "timeout", "topic")
 _SOURCE: Final = (
     "topics",
     "topicPattern",
@@ -106,13 +106,19 @@ _TOPIC: Final = re.compile(r"/[^/]+/[^/]+")
 _TOPIC_FORM: Final = "written /namespace/topic, such as /default/orders"
 
 
+_SECRET: Final = re.compile(r"tok|secret|passw|cred|key", re.IGNORECASE)
+"""Misspelt names too: what is meant for ``token`` is a secret under any name. Files are none."""
+
+
 class OptionError(CallerError):
-    """An option does not exist, is misplaced or has an invalid value."""
+    """An option does not exist, is misplaced or has an invalid value. A secret is not part of its text."""
 
     def __init__(self, name: str, value: str, allowed: str) -> None:
         shown = value if len(value) <= 80 else f"{value[:77]}..."
-        super().__init__(f'format("sava"): option {name} is {shown!r}: {allowed}')
-        self.name, self.value = name, value
+        is_file = name.lower() in ("tokenfile", "tlskey")
+        said = f"option {name}" if _SECRET.search(name) and not is_file else f"option {name} is {shown!r}"
+        super().__init__(f'format("sava"): {said}: {allowed}')
+        self.name = name
 
 
 Word = Literal["earliest", "latest"]
@@ -214,13 +220,17 @@ class _Given:
         for name in self._values.keys() - known.keys() - _SPARKS_OWN - {"path", "paths"}:
             near = get_close_matches(name, known, n=1, cutoff=0.6)
             hint = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(NAMES)}"
-            raise OptionError(name, self._values[name], f"there is no such option; {hint}")
+            value = "" if known.get(near[0] if near else "") == "token" else self._values[name]
+            raise OptionError(name, value, f"there is no such option; {hint}")
 
     def text(self, name: str) -> str:
         return self._values.get(name.lower(), "")
 
+    def has(self, name: str) -> bool:
+        return name.lower() in self._values
+
     def refuse(self, name: str, why: str) -> None:
-        if name.lower() in self._values:
+        if self.has(name):
             raise OptionError(name, self.text(name), why)
 
     def refuse_paths(self) -> None:
@@ -266,9 +276,17 @@ def _access(given: _Given) -> ClusterAccess:
     for name, other in (("tlsCert", "tlsKey"), ("tlsKey", "tlsCert")):
         if given.text(name) and not given.text(other):
             raise OptionError(name, given.text(name), f"it needs the option {other} beside it")
+    token, token_file = given.text("token"), given.text("tokenFile")
+    if token and token_file:
+        raise OptionError("tokenFile", token_file, "the option token is given as well; one of both")
+    if not given.has("token") and not token_file:
+        # As for commands. An empty option token means none, whatever the environment has.
+        token_file = os.environ.get("SAVA_TOKEN_FILE", "")
+        token = "" if token_file else os.environ.get("SAVA_TOKEN", "")
     return ClusterAccess(
         service=given.text("service") or os.environ.get("SAVA_SERVICE") or DEFAULT_SERVICE,
-        token=given.text("token"),
+        token=token,
+        token_file=token_file,
         ca=given.text("tlsCa"),
         cert=given.text("tlsCert"),
         key=given.text("tlsKey"),

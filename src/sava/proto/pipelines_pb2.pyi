@@ -66,7 +66,7 @@ class PipelineStatus(_message.Message):
     REPORTED_MS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     state: _builtins.str
-    """waiting (for a runner), starting, running, paused, failing, stopped, deleting"""
+    """waiting (for a runner), starting, running, paused, failing, failed (refused by its runner), stopped, deleting"""
     runner: _builtins.str
     claim: _builtins.int
     rows: _builtins.int
@@ -116,6 +116,7 @@ class Pipeline(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
     IS_DELETING_FIELD_NUMBER: _builtins.int
+    CREATED_BY_FIELD_NUMBER: _builtins.int
     is_paused: _builtins.bool
     revision: _builtins.int
     """Grows with every change of the spec."""
@@ -123,6 +124,8 @@ class Pipeline(_message.Message):
     """The runner that has claimed it; empty: none."""
     is_deleting: _builtins.bool
     """Gone as soon as its holder has stopped it."""
+    created_by: _builtins.str
+    """The principal that has applied it last, and with whose rights it reads and writes; empty: made by a policy."""
     @_builtins.property
     def spec(self) -> Global___PipelineSpec: ...
     @_builtins.property
@@ -136,10 +139,11 @@ class Pipeline(_message.Message):
         status: Global___PipelineStatus | None = ...,
         holder: _builtins.str = ...,
         is_deleting: _builtins.bool = ...,
+        created_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "is_deleting", b"is_deleting", "is_paused", b"is_paused", "revision", b"revision", "spec", b"spec", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_by", b"created_by", "holder", b"holder", "is_deleting", b"is_deleting", "is_paused", b"is_paused", "revision", b"revision", "spec", b"spec", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -439,20 +443,28 @@ class ClaimPipelineResponse(_message.Message):
     IS_GRANTED_FIELD_NUMBER: _builtins.int
     CLAIM_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
+    DELEGATION_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     is_granted: _builtins.bool
     """False: another runner has it, or nobody should."""
     claim: _builtins.int
     holder: _builtins.str
+    delegation: _builtins.str
+    """A bearer token to act for the creator, valid as long as the claim is held. Empty where calls need no permission."""
+    revision: _builtins.int
+    """Of the pipeline whose creator that is: settings of another revision may be another principal's."""
     def __init__(
         self,
         *,
         is_granted: _builtins.bool = ...,
         claim: _builtins.int = ...,
         holder: _builtins.str = ...,
+        delegation: _builtins.str = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "holder", b"holder", "is_granted", b"is_granted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "delegation", b"delegation", "holder", b"holder", "is_granted", b"is_granted", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

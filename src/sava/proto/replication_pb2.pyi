@@ -24,19 +24,18 @@ class Remote(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     SERVICE_FIELD_NUMBER: _builtins.int
-    TOKEN_FIELD_NUMBER: _builtins.int
     TLS_CA_FIELD_NUMBER: _builtins.int
     TLS_CERT_FIELD_NUMBER: _builtins.int
     TLS_KEY_FIELD_NUMBER: _builtins.int
     CLUSTER_NAME_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     MAX_RATE_FIELD_NUMBER: _builtins.int
+    TOKEN_FILE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     service: _builtins.str
     """Client addresses, with commas between."""
-    token: _builtins.str
     tls_ca: _builtins.str
-    """Files on the machines of brokers and runners."""
+    """Files on the machines of all brokers and runners: names below their directories for secrets."""
     tls_cert: _builtins.str
     tls_key: _builtins.str
     cluster_name: _builtins.str
@@ -44,22 +43,23 @@ class Remote(_message.Message):
     cluster_id: _builtins.str
     max_rate: _builtins.int
     """Messages a second, of all topics together; 0: no limit."""
+    token_file: _builtins.str
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         service: _builtins.str = ...,
-        token: _builtins.str = ...,
         tls_ca: _builtins.str = ...,
         tls_cert: _builtins.str = ...,
         tls_key: _builtins.str = ...,
         cluster_name: _builtins.str = ...,
         cluster_id: _builtins.str = ...,
         max_rate: _builtins.int = ...,
+        token_file: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_name", b"cluster_name", "max_rate", b"max_rate", "name", b"name", "service", b"service", "tls_ca", b"tls_ca", "tls_cert", b"tls_cert", "tls_key", b"tls_key", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "cluster_name", b"cluster_name", "max_rate", b"max_rate", "name", b"name", "service", b"service", "tls_ca", b"tls_ca", "tls_cert", b"tls_cert", "tls_key", b"tls_key", "token_file", b"token_file"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -106,9 +106,7 @@ class ListRemotesResponse(_message.Message):
 
     REMOTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def remotes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Remote]:
-        """Without tokens."""
-
+    def remotes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Remote]: ...
     def __init__(
         self,
         *,

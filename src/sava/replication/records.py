@@ -57,9 +57,10 @@ class RemoteRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     service: str
     """Client addresses, with commas between."""
-    token: str = ""
+    token_file: str = ""
+    """This and what follows: files on the machines of all brokers and runners, by their names below
+    ``replication.secrets_dir``. What they hold is never in the metadata store."""
     tls_ca: str = ""
-    """Files on the machines of brokers and runners."""
     tls_cert: str = ""
     tls_key: str = ""
     max_rate: int = 0

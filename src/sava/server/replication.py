@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sava.api.admin.descriptions import Partitions, start_message
 from sava.api.admin.topics import SERVICE
-from sava.api.remotes import RemoteClusters
+from sava.api.remotes import AllowedAddresses, RemoteClusters
 from sava.cluster.controller import Leadership
 from sava.cluster.pipelines import Pipelines
 from sava.config import Config
@@ -21,6 +21,7 @@ from sava.replication.matrix import Mismatch, Settings
 from sava.replication.remotes import ClusterIdentity, Remotes
 from sava.replication.slots import ReplicationSlots
 from sava.replication.status import Reports, Statuses
+from sava.security.secret_files import SecretFiles
 from sava.tasks import spread
 from sava.topics.names import TopicName
 from sava.topics.specs import Position
@@ -50,7 +51,7 @@ def open_replication(
     control = Control(
         store=store,
         view=view,
-        remotes=Remotes(store, RemoteClusters(), own),
+        remotes=Remotes(store, _remote_clusters(config), own),
         links=links,
         reports=reports,
         statuses=statuses,
@@ -60,6 +61,17 @@ def open_replication(
         ),
     )
     return control, ReplicationMaintenance(view, links, reports, statuses, leadership)
+
+
+def _remote_clusters(config: Config) -> RemoteClusters:
+    settings = config.replication
+    directory = settings.secrets_dir or config.meta_store.data_dir / "secrets"
+    host = config.broker.reachable_host
+    is_local = host in ("localhost", "::1") or host.startswith("127.")
+    return RemoteClusters(
+        SecretFiles(directory, "replication.secrets_dir"),
+        AllowedAddresses(settings.allowed_remotes, is_loopback_allowed=is_local),
+    )
 
 
 class OwnersPins:

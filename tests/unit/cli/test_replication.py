@@ -75,26 +75,42 @@ def test_every_command_explains_itself(sava: Sava, command: str) -> None:
     assert "Usage" in sava(f"{command} --help").out
 
 
-def test_a_remote_is_sent_as_given_its_token_from_the_environment_too(
-    cluster: FakeAdmin, sava: Sava, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SAVA_REMOTE_TOKEN", "secret")
+def test_a_remote_is_sent_as_given_with_the_name_of_its_token_file(cluster: FakeAdmin, sava: Sava) -> None:
     cluster.answers["AddRemote"] = [pb.AddRemoteResponse(remote=pb.Remote(cluster_name="w", cluster_id="7"))]
     result = sava(
-        "remotes add west --service a:1,b:2 --tls-ca ca --tls-cert cert --tls-key key --max-rate 50"
+        "remotes add west --service a:1,b:2 --token-file west.token "
+        "--tls-ca ca --tls-cert cert --tls-key key --max-rate 50"
     )
     assert result.out == "remote west is cluster w (id 7)\n"
     assert cluster.requests == [
         pb.Remote(
             name="west",
             service="a:1,b:2",
-            token="secret",
+            token_file="west.token",
             tls_ca="ca",
             tls_cert="cert",
             tls_key="key",
             max_rate=50,
         )
     ]
+
+
+def test_a_token_on_the_command_line_is_refused_and_said_to_be_seen(cluster: FakeAdmin, sava: Sava) -> None:
+    result = sava("remotes add west --service a:1 --token s3cr3t", code=1)
+    assert "could be seen in `ps`" in result.err
+    assert "--token-file" in result.err
+    assert "s3cr3t" not in result.err
+    assert not cluster.requests
+
+
+def test_a_token_of_the_environment_is_not_sent(
+    cluster: FakeAdmin, sava: Sava, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAVA_REMOTE_TOKEN", "s3cr3t")
+    result = sava("remotes add west --service a:1", code=1)
+    assert "--token-file" in result.err
+    assert "s3cr3t" not in result.err
+    assert not cluster.requests
 
 
 def test_a_remote_that_is_refused_is_one_line_and_exit_code_one(cluster: FakeAdmin, sava: Sava) -> None:

@@ -67,6 +67,54 @@ async def test_applying_the_same_again_changes_nothing(pipelines: Pipelines) -> 
     assert [each.name for each in await pipelines.list()] == ["copy"]
 
 
+async def test_a_pipeline_is_the_request_of_who_applied_it_last(pipelines: Pipelines) -> None:
+    settings = {"to": {"topic": "/default/a"}}
+    first = await pipelines.apply("copy", "custom", settings, created_by="user:ann")
+    again = await pipelines.apply("copy", "custom", settings, created_by="user:ann")
+    other = await pipelines.apply("copy", "custom", settings, created_by="user:bob")
+    assert first.revision == again.revision < other.revision
+    assert other.record.created_by == "user:bob"
+    paused = await pipelines.pause("copy", is_paused=True)
+    assert paused.record.created_by == "user:bob"
+
+
+async def test_a_runner_acts_for_the_creator_while_it_holds_the_claim(pipelines: Pipelines) -> None:
+    await pipelines.apply("copy", "custom", {}, created_by="user:ann")
+    await pipelines.join("a", ALL, ttl_ms=TTL_MS)
+    claim = (await pipelines.claim("copy", "a")).number
+    assert pipelines.is_delegated("user:ann", "copy", claim)
+    assert not pipelines.is_delegated("user:bob", "copy", claim)
+    assert not pipelines.is_delegated("user:ann", "copy", claim + 1)
+    assert not pipelines.is_delegated("user:ann", "a/b", claim)
+    await pipelines.apply("copy", "custom", {}, created_by="user:bob")
+    assert not pipelines.is_delegated("user:ann", "copy", claim)
+    assert pipelines.is_delegated("user:bob", "copy", claim)
+    await pipelines.leave("a")
+    assert not pipelines.is_delegated("user:bob", "copy", claim)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"from": {"token": "s3cr3t"}}, "option token is the runner's own"),
+        ({"to": {"TlsKey": "/etc/key"}}, "option TlsKey is the runner's own"),
+        ({"a": {"b": {"c": {"d": {}}}}}, "nested"),
+        ({"from": ["x"]}, "by name are needed"),
+    ],
+)
+async def test_settings_that_cannot_be_are_not_stored(
+    pipelines: Pipelines, settings: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(PipelineInvalid, match=text) as refused:
+        await pipelines.apply("copy", "custom", settings)
+    assert "s3cr3t" not in str(refused.value)
+
+
+async def test_people_make_no_pipeline_of_a_policy(pipelines: Pipelines) -> None:
+    with pytest.raises(PipelineInvalid, match="sava replication set"):
+        await pipelines.apply("mine", "replicate", {"remote": "west"})
+
+
 async def test_what_cannot_be_applied_is_refused(pipelines: Pipelines) -> None:
     await pipelines.apply("copy", "custom", {})
     with pytest.raises(PipelineExists):

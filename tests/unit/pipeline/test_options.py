@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sava.client.errors import Refused
 from sava.pipeline.options import (
     NAMES,
     OptionError,
@@ -161,3 +162,61 @@ def test_a_long_value_is_shortened() -> None:
     with pytest.raises(OptionError) as caught:
         source(startingOffsets="x" * 10_000)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "name", ["tokn", "tokne", "Tokens", "accessToken", "auth_token", "password", "apiKey"]
+)
+def test_a_secret_is_in_no_error_however_its_name_is_misspelt(name: str) -> None:
+    """``tokn`` came back with its value, in the error that Spark prints and logs."""
+    with pytest.raises(OptionError) as refused:
+        SourceOptions.parse({**ORDERS, name: "s3cr3t"}, stream=True)
+    assert "s3cr3t" not in str(refused.value)
+    assert "s3cr3t" not in repr(vars(refused.value))
+
+
+def test_a_secret_is_in_no_text_of_the_options() -> None:
+    parsed = SourceOptions.parse({**ORDERS, "token": "s3cr3t"}, stream=True)
+    assert parsed.access.token == "s3cr3t"
+    assert "s3cr3t" not in repr(parsed)
+    assert "s3cr3t" not in repr(SinkOptions.parse({**ORDERS, "token": "s3cr3t"}, stream=True))
+    with pytest.raises(OptionError, match="one of both") as refused:
+        SourceOptions.parse({**ORDERS, "token": "s3cr3t", "tokenFile": "/x"}, stream=True)
+    assert "s3cr3t" not in str(refused.value)
+
+
+def test_credentials_of_the_environment_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    def access(**options: str) -> tuple[str, str]:
+        found = SourceOptions.parse({**ORDERS, **options}, stream=True).access
+        return found.token, found.token_file
+
+    monkeypatch.setenv("SAVA_TOKEN", "of the environment")
+    assert access() == ("of the environment", "")
+    assert access(token="mine") == ("mine", "")
+    assert access(tokenFile="/mine") == ("", "/mine")
+    assert access(token="") == ("", ""), "an empty one means none"
+    monkeypatch.setenv("SAVA_TOKEN_FILE", "/theirs")
+    assert access() == ("", "/theirs")
+
+
+def test_a_token_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    access = SourceOptions.parse({**ORDERS, "tokenFile": str(file)}, stream=True).access
+    token = access.bearer
+    assert callable(token)
+    with pytest.raises(Refused, match="No such file"):
+        token()
+    file.write_text("first\n")
+    assert token() == "first"
+    (tmp_path / "new").write_text("second")
+    (tmp_path / "new").rename(file)
+    assert token() == "second"
+    for wrong in ("", "two words", "x" * 70_000, "ü"):
+        file.write_text(wrong)
+        assert token() == "second", "a file that is being written changes nothing"
+        fresh = access.bearer
+        assert callable(fresh)
+        with pytest.raises(Refused, match="one token and nothing else"):
+            fresh()
+    file.unlink()
+    assert token() == "second"

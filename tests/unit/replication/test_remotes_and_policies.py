@@ -89,9 +89,9 @@ async def test_adding_a_remote_again_changes_its_address_not_its_cluster() -> No
     async with world() as made:
         await made.add_remote()
         made.calls.remotes["west-2:6650"] = FakeRemote(WEST)
-        await made.control.remotes.add("west", given("west-2:6650", token="secret"))
+        await made.control.remotes.add("west", given("west-2:6650", token_file="west.token"))
         record = await made.control.remotes.get("west")
-        assert (record.service, record.token) == ("west-2:6650", "secret")
+        assert (record.service, record.token_file) == ("west-2:6650", "west.token")
 
         made.calls.remotes["new:6650"] = FakeRemote(ClusterIdentity("west", "founded-anew"))
         with pytest.raises(RemoteRefused, match="sava remotes remove west"):

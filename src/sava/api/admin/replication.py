@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sava.api.messages import from_message, to_message
 from sava.cluster.pipelines import (
+    MAX_SETTINGS_BYTES,
     Pipeline,
     PipelineInvalid,
     Pipelines,
@@ -32,6 +33,8 @@ from sava.replication.links import LinkTopic
 from sava.replication.policies import Scope
 from sava.replication.records import PartitionReport, PolicyRecord, RemoteRecord, ReportRecord
 from sava.replication.status import PartitionStatus, TopicReport, TopicStatus
+from sava.security import principal
+from sava.security.delegation import Delegation, Mac, issued
 from sava.topics.names import TopicName
 
 # ruff: noqa: N802 (gRPC names the methods)
@@ -45,11 +48,11 @@ class ReplicationService(rpc.ReplicationServicer):
 
     async def AddRemote(self, request: pb.Remote, context: Any) -> pb.AddRemoteResponse:
         added = await self._control.remotes.add(request.name, remote_record(request))
-        return pb.AddRemoteResponse(remote=remote_message(request.name, added, with_token=False))
+        return pb.AddRemoteResponse(remote=remote_message(request.name, added))
 
     async def ListRemotes(self, request: pb.ListRemotesRequest, context: Any) -> pb.ListRemotesResponse:
         found = await self._control.remotes.list()
-        remotes = [remote_message(name, record, with_token=False) for name, record in sorted(found.items())]
+        remotes = [remote_message(name, record) for name, record in sorted(found.items())]
         return pb.ListRemotesResponse(remotes=remotes)
 
     async def RemoveRemote(self, request: pb.RemoveRemoteRequest, context: Any) -> pb.RemoveRemoteResponse:
@@ -119,7 +122,7 @@ class ReplicationService(rpc.ReplicationServicer):
         link = self._control.link(request.remote)
         own, settings = self._control.remotes.own(), self._control.settings
         return pb.Link(
-            remote=remote_message(request.remote, link.remote, with_token=True),
+            remote=remote_message(request.remote, link.remote),
             cluster_name=own.cluster_name,
             cluster_id=own.cluster_id,
             may_create=settings.may_create,
@@ -150,8 +153,8 @@ def remote_record(message: pb.Remote) -> RemoteRecord:
     return from_message(RemoteRecord, message, cluster_name="", cluster_id="", added_ms=0)
 
 
-def remote_message(name: str, record: RemoteRecord, *, with_token: bool) -> pb.Remote:
-    return to_message(pb.Remote, record, name=name, token=record.token if with_token else "")
+def remote_message(name: str, record: RemoteRecord) -> pb.Remote:
+    return to_message(pb.Remote, record, name=name)
 
 
 def link_topic_message(topic: LinkTopic, report: ReportRecord | None, schema_subject: str) -> pb.LinkTopic:
@@ -216,8 +219,12 @@ _difference: Final = partial(to_message, pb.Difference)
 
 
 class PipelinesService(pipelines_rpc.PipelinesServicer):
-    def __init__(self, pipelines: Pipelines) -> None:
+    """``mac``: by the cluster's secret, where calls need permissions; a runner then gets a delegation with
+    each claim. None where every caller may do everything anyway."""
+
+    def __init__(self, pipelines: Pipelines, mac: Mac | None = None) -> None:
         self._pipelines = pipelines
+        self._mac = mac
 
     # -- for people ----------------------------------------------------------------------------
 
@@ -229,8 +236,14 @@ class PipelinesService(pipelines_rpc.PipelinesServicer):
             raise PipelineInvalid(
                 f"pipeline {spec.name}: made_by is {spec.made_by}, and only policies make pipelines so"
             )
+        if len(spec.settings) > MAX_SETTINGS_BYTES:
+            raise PipelineInvalid(f"settings of {len(spec.settings)}; {MAX_SETTINGS_BYTES} are possible")
         applied = await self._pipelines.apply(
-            spec.name, spec.kind, _settings(spec), create_only=request.create_only
+            spec.name,
+            spec.kind,
+            _settings(spec),
+            created_by=str(principal.current.get()),
+            create_only=request.create_only,
         )
         return _pipeline(applied)
 
@@ -279,9 +292,20 @@ class PipelinesService(pipelines_rpc.PipelinesServicer):
         self, request: pipelines_pb.ClaimPipelineRequest, context: Any
     ) -> pipelines_pb.ClaimPipelineResponse:
         claimed = await self._pipelines.claim(request.name, request.runner)
-        return pipelines_pb.ClaimPipelineResponse(
+        response = pipelines_pb.ClaimPipelineResponse(
             is_granted=claimed.is_granted, claim=claimed.number, holder=claimed.holder
         )
+        if claimed.is_granted:
+            found = await self._pipelines.get(request.name)
+            response.revision = found.revision
+            response.delegation = self._delegation(found, claimed.number)
+        return response
+
+    def _delegation(self, found: Pipeline, claim: int) -> str:
+        creator = found.record.created_by
+        if self._mac is None or not creator:
+            return ""
+        return issued(self._mac, Delegation(principal.Principal.parse(creator), found.name, claim))
 
     async def ReportPipeline(
         self, request: pipelines_pb.ReportPipelineRequest, context: Any
@@ -302,7 +326,7 @@ class PipelinesService(pipelines_rpc.PipelinesServicer):
 def _settings(spec: pipelines_pb.PipelineSpec) -> dict[str, Any]:
     try:
         settings = json.loads(spec.settings or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PipelineInvalid(f"pipeline {spec.name}: the settings are not JSON: {error}") from None
     if not isinstance(settings, dict):
         raise PipelineInvalid(f"pipeline {spec.name}: the settings are to be a JSON object")
@@ -323,6 +347,7 @@ def _pipeline(found: Pipeline) -> pipelines_pb.Pipeline:
         status=to_message(pipelines_pb.PipelineStatus, found.status),
         holder=found.claim.runner if found.claim is not None else "",
         is_deleting=record.is_deleting,
+        created_by=record.created_by,
     )
 
 

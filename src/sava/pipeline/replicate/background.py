@@ -17,10 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sava.client.connection import Tls
 from sava.client.errors import ClientError, Closed, Denied, Refused, TopicUnknown
 from sava.errors import CallerError, RetryableError, SavaError
 from sava.pipeline.cluster import ClusterAccess, ClusterClient, PartitionExtent
@@ -33,6 +34,8 @@ from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from sava.proto import replication_pb2_grpc as rpc
 from sava.replication.matrix import LinkState
+from sava.security.credentials import Tls, Token
+from sava.security.secret_files import SecretFiles
 from sava.tasks import Backoff
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NOWHERE: Final = Path("/nonexistent")
 TARGET_S: Final = 5.0
 """A task gives up after this time without a broker of the remote."""
 
@@ -57,10 +61,15 @@ class AdminLinkControl(AdminCalls):
     restart."""
 
     def __init__(
-        self, addresses: str, *, tls: Tls | None = None, client_addresses: Callable[[], str] = lambda: ""
+        self,
+        addresses: str,
+        *,
+        tls: Tls | None = None,
+        token: Token | None = None,
+        client_addresses: Callable[[], str] = lambda: "",
     ) -> None:
         """``client_addresses``: those of the brokers at present, separated by commas; empty if unknown."""
-        super().__init__(addresses, tls=tls, name="sava link control")
+        super().__init__(addresses, tls=tls, token=token, name="sava link control")
         self._client_addresses = client_addresses
         self._at_start = client_addresses()
 
@@ -80,14 +89,48 @@ class AdminLinkControl(AdminCalls):
         self.ask("ReportLink", request, rpc.ReplicationStub)
 
 
-def ends_of(link: pb.Link, source: ClusterAccess) -> LinkEnds:
+@dataclass(frozen=True, slots=True)
+class RemoteSecrets:
+    """Where this machine has what remotes ask for. The cluster says only what the files are called."""
+
+    directory: Path | None = None
+    """None: names are to be whole paths, as the brokers accept them below their own directory."""
+    token_files: Mapping[str, Path] = field(default_factory=dict)
+    """By remote, in place of what the cluster says."""
+    token: str = field(default="", repr=False)
+    """For a remote without a file."""
+
+    def access(self, remote: pb.Remote) -> ClusterAccess:
+        """The token is read here, for the executors too, and again each time. Raises SecretFileRefused."""
+        files = (self._path(remote.tls_ca), self._path(remote.tls_cert), self._path(remote.tls_key))
+        return ClusterAccess(remote.service, self._token(remote), *files, TARGET_S)
+
+    def _token(self, remote: pb.Remote) -> str:
+        own = self.token_files.get(remote.name)
+        if own is not None:
+            return SecretFiles(own.parent, "the directory of --remote-token").token(own.name)
+        if not remote.token_file:
+            return self.token
+        return self._files(remote.token_file).token(remote.token_file)
+
+    def _path(self, name: str) -> str:
+        return str(self._files(name).path(name)) if name else ""
+
+    def _files(self, name: str) -> SecretFiles:
+        if self.directory is not None:
+            return SecretFiles(self.directory, "--secrets-dir")
+        # A whole path, as a broker has accepted it; any other name is not below this and refused.
+        return SecretFiles(Path(name).parent if Path(name).is_absolute() else NOWHERE, "--secrets-dir")
+
+
+def ends_of(link: pb.Link, source: ClusterAccess, remotes: RemoteSecrets) -> LinkEnds:
+    """Raises SecretFileRefused."""
     remote = link.remote
-    files = (remote.tls_ca, remote.tls_cert, remote.tls_key)
     return LinkEnds(
         source=source,
         source_name=link.cluster_name,
         source_id=link.cluster_id,
-        target=ClusterAccess(remote.service, remote.token, *files, TARGET_S),
+        target=remotes.access(remote),
         target_name=remote.cluster_name,
         target_id=remote.cluster_id,
     )

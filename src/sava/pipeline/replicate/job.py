@@ -29,6 +29,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +43,7 @@ from sava.pipeline.replicate.background import (
     DESCRIBE_S,
     AdminLinkControl,
     PeriodicThread,
+    RemoteSecrets,
     RemoteVisitor,
     SourceWatcher,
     ends_of,
@@ -63,6 +65,7 @@ from sava.pipeline.runner.kinds import JobProgress, PipelineJob, PipelineKind, S
 from sava.proto import replica_pb2
 from sava.proto import replication_pb2 as pb
 from sava.replication.matrix import LinkState, Mismatch, Settings
+from sava.security.secret_files import SecretFileRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,6 +99,7 @@ class LinkJob(PipelineJob):
         control: AdminLinkControl,
         engine: CopyEngine,
         source: ClusterAccess,
+        remotes: RemoteSecrets | None = None,
     ) -> None:
         """Raises Refused: an address that is none."""
         self._name = name
@@ -104,6 +108,7 @@ class LinkJob(PipelineJob):
         self._control = control
         self._engine = engine
         self._source_access = source
+        self._secrets = remotes or RemoteSecrets()
         self._progress = JobProgress()
         self._end: str | None = None
         self._stop_wanted = threading.Event()
@@ -239,7 +244,12 @@ class LinkJob(PipelineJob):
         now = time.monotonic()
         self._settings = Settings(may_create=link.may_create, mismatch=Mismatch(link.mismatch_policy))
         self._throttle.set(link.remote.max_rate, now)
-        ends = ends_of(link, self._source_access)
+        try:
+            ends = ends_of(link, self._source_access, self._secrets)
+        except SecretFileRefused:
+            if self._ends is None:
+                raise
+            return  # a file that is being replaced; the link continues with what it has
         is_same = self._ends is not None and self._ends.target_id == ends.target_id
         self._ends = self._visiting.ends = ends
         before, self._topics = self._topics if is_same else {}, {}
@@ -518,7 +528,8 @@ SOURCE_S: Final = 5.0
 
 class Replicate(PipelineKind):
     """``admin``: addresses of the admin port; ``service``: those of clients, as far as they are known. Both
-    are asked for again and again: brokers come and go."""
+    are asked for again and again: brokers come and go. ``access`` holds the runner's credentials at its own
+    cluster, ``remotes`` those at others."""
 
     def __init__(
         self,
@@ -528,14 +539,19 @@ class Replicate(PipelineKind):
         runner: str,
         admin: Callable[[], str],
         tls: Tls | None,
+        access: ClusterAccess,
+        remotes: RemoteSecrets,
     ) -> None:
         self._spark = spark
         self._service = service
         self._runner = runner
         self._admin = admin
         self._tls = tls
+        self._access = access
+        self._remotes = remotes
 
-    def start(self, name: str, settings: Mapping[str, Any]) -> PipelineJob:
+    def start(self, name: str, settings: Mapping[str, Any], token: str) -> PipelineJob:
+        """A policy has made the pipeline, so it acts with the runner's own rights."""
         remote = settings.get("remote")
         if not isinstance(remote, str) or not remote:
             raise SettingsInvalid("setting remote: the name of a remote is needed")
@@ -546,7 +562,10 @@ class Replicate(PipelineKind):
             name,
             remote,
             self._runner,
-            control=AdminLinkControl(self._admin(), tls=self._tls, client_addresses=self._service),
+            control=AdminLinkControl(
+                self._admin(), tls=self._tls, token=self._access.bearer, client_addresses=self._service
+            ),
             engine=CopyEngine(self._spark, name),
-            source=ClusterAccess.by_files(service, self._tls, timeout_s=SOURCE_S),
+            source=replace(self._access, service=service, timeout_s=SOURCE_S),
+            remotes=self._remotes,
         )

@@ -15,15 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
 
-from sava.client.connection import Connection, Tls
+from sava.client.connection import Connection
 from sava.client.errors import Refused, Unavailable
 from sava.client.loop_thread import LoopThread
 from sava.proto import brokers_pb2, brokers_pb2_grpc, pipelines_pb2, pipelines_pb2_grpc
+from sava.security.credentials import Tls, Token
 
 CALL_S: Final = 1.5
 UNKNOWN_LAG: Final = -1
 
-JobState = Literal["starting", "running", "failing", "stopped"]
+JobState = Literal["starting", "running", "failing", "failed", "stopped"]
 
 
 class ListedPipeline(NamedTuple):
@@ -38,6 +39,24 @@ class ListedPipeline(NamedTuple):
     holder: str = ""
     rows: int = 0
     restarts: int = 0
+    created_by: str = ""
+
+
+class ClaimGrant(NamedTuple):
+    """A claim on a pipeline."""
+
+    claim: int = 0
+    """Its number; 0: another runner has it, or the pipeline is not wanted."""
+    token: str = ""
+    """Lets the runner act for the pipeline's creator. Empty where calls need no permission, and for what a
+    policy has made."""
+
+    revision: int = 0
+    """Of the pipeline whose creator that is. What was listed with another revision may say what another
+    principal wants, and is not to be done with this token."""
+
+    def __repr__(self) -> str:
+        return f"ClaimGrant(claim={self.claim})"
 
 
 class Peer(NamedTuple):
@@ -85,11 +104,13 @@ ATTEMPT_S: Final = CALL_S / 2
 class AdminCalls:
     """Calls to the admin port of any broker, for one thread."""
 
-    def __init__(self, addresses: str, *, tls: Tls | None = None, name: str = "sava runner") -> None:
+    def __init__(
+        self, addresses: str, *, tls: Tls | None = None, token: Token | None = None, name: str = "sava runner"
+    ) -> None:
         self.service = ""
         """Client addresses of the brokers, separated by commas; empty until known."""
         self._scheme = "https://" if "https://" in addresses else ""
-        self._connection = Connection(addresses, token=None, tls=tls, timeout=CALL_S)
+        self._connection = Connection(addresses, token=token, tls=tls, timeout=CALL_S)
         self._known = list(self._connection.targets)
         self._turn = 0
         self._ask_addresses_at = 0.0
@@ -162,9 +183,10 @@ class AdminRunnerControl(AdminCalls):
         kinds: Sequence[str],
         only: Sequence[str] = (),
         tls: Tls | None = None,
+        token: Token | None = None,
         ttl_s: float = TTL_S,
     ) -> None:
-        super().__init__(addresses, tls=tls)
+        super().__init__(addresses, tls=tls, token=token)
         self._runner = runner
         self._kinds = kinds
         self._only = only
@@ -202,20 +224,22 @@ class AdminRunnerControl(AdminCalls):
                 holder=each.holder,
                 rows=each.status.rows,
                 restarts=each.status.restarts,
+                created_by=each.created_by,
             )
             for each in response.pipelines
         ]
 
-    def claim(self, name: str) -> int:
-        """The number of the claim; 0 if another runner has it or the pipeline is not wanted."""
+    def claim(self, name: str) -> ClaimGrant:
         request = pipelines_pb2.ClaimPipelineRequest(name=name, runner=self._runner)
         try:
             response: pipelines_pb2.ClaimPipelineResponse = self._ask("ClaimPipeline", request)
         except Refused as error:
             if error.code != "pipeline_unknown":
                 raise
-            return 0  # deleted since it was listed
-        return response.claim if response.is_granted else 0
+            return ClaimGrant()  # deleted since it was listed
+        if not response.is_granted:
+            return ClaimGrant()
+        return ClaimGrant(response.claim, response.delegation, response.revision)
 
     def report(self, name: str, claim: int, status: JobStatus) -> pipelines_pb2.ReportPipelineResponse:
         """Whether the claim holds, and whether the pipeline is wanted."""

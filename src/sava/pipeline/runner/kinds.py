@@ -12,10 +12,10 @@ Spark:
     to:         options of format("sava"): topic, … or format: with the options of that
     trigger:    how often a batch begins, such as "1 second"; by default as soon as there are messages
     outputMode: append, update or complete
-    checkpoint: directory; by default below that of the runner
+    checkpoint: directory below NAME in that of the runner; by default NAME itself
 
-Topics get each result exactly once, in the name of the pipeline: the pipeline may stop, move to another
-runner and start again at any moment.
+What of this a runner does is for its operator to say (``allowing``). Topics get each result exactly once, in
+the name of the pipeline: the pipeline may stop, move to another runner and start again at any moment.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import importlib
 import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from sava.client.errors import Unavailable
 from sava.errors import CallerError
 from sava.pipeline.options import OptionError, SinkOptions, SourceOptions
+from sava.pipeline.runner.allowing import AllowList, shown
 from sava.pipeline.runner.control import UNKNOWN_LAG
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ class PipelineJob(Protocol):
         write."""
         ...
 
+    @property
+    def refusal(self) -> str:
+        """Why the runner's operator does not allow it, if that is what ended it: repeating it is no use."""
+        return ""
+
     def stop(self, *, now: bool) -> None:
         """Stop after the current batch, or now. May be called repeatedly."""
         ...
@@ -79,9 +84,10 @@ class PipelineJob(Protocol):
 class PipelineKind(Protocol):
     """Starts jobs for pipelines of one kind."""
 
-    def start(self, name: str, settings: Mapping[str, Any]) -> PipelineJob:
-        """Start a job. ``name`` is the pipeline's, and its writer id for exactly-once writes. Raises
-        SettingsInvalid."""
+    def start(self, name: str, settings: Mapping[str, Any], token: str) -> PipelineJob:
+        """Start a job. ``name`` is the pipeline's, and its writer id for exactly-once writes. ``token`` lets
+        the job act for the pipeline's creator; empty where calls need no permission. Raises SettingsInvalid,
+        NotAllowed."""
         ...
 
 
@@ -92,8 +98,14 @@ take the origin of the original for that of the copy."""
 SETTINGS: Final = ("from", "function", "to", "trigger", "outputMode", "checkpoint")
 OUTPUT_MODES: Final = ("append", "update", "complete")
 _FUNCTION: Final = re.compile(r"[\w.]+:\w+")
+_DIRECTORY: Final = re.compile(r".+")
 _TRIGGER: Final = re.compile(r"\d+(\.\d+)? ?(ms|milliseconds?|s|seconds?|m|minutes?|hours?)")
 LAG_TIMEOUT_S: Final = 5.0
+MAX_OPTIONS: Final = 64
+MAX_VALUE: Final = 4096
+"""Characters of one option."""
+MAX_TEXT: Final = 1000
+"""Of a function, a directory, the name of an option."""
 TOPICS: Final = "sava"
 
 
@@ -114,7 +126,7 @@ class CustomSettings:
         """Raises SettingsInvalid."""
         if unknown := sorted(settings.keys() - set(SETTINGS)):
             raise SettingsInvalid(
-                f"setting {unknown[0]}: there is no such one; there are {', '.join(SETTINGS)}"
+                f"setting {shown(unknown[0])}: there is no such one; there are {', '.join(SETTINGS)}"
             )
         sink = _options(settings, "to")
         form = sink.pop("format", TOPICS)
@@ -127,7 +139,7 @@ class CustomSettings:
             output_mode=_text(
                 settings, "outputMode", re.compile("|".join(OUTPUT_MODES)), ", ".join(OUTPUT_MODES)
             ),
-            checkpoint=str(settings.get("checkpoint", "")),
+            checkpoint=_text(settings, "checkpoint", _DIRECTORY, "a directory"),
         )
         try:
             SourceOptions.parse(parsed.source, stream=True)
@@ -140,66 +152,84 @@ class CustomSettings:
 
 class Custom(PipelineKind):
     """The kind ``custom``. It calls ``spark`` and ``service`` at each start: the session is made late, and
-    brokers change. ``access`` holds options for certificates."""
+    brokers change. ``access`` holds options for certificates and the runner's token."""
 
     def __init__(
         self,
         spark: Callable[[], SparkSession],
         service: Callable[[], str],
-        checkpoints: Path,
+        allowed: AllowList,
         *,
         access: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._service = service
-        self._checkpoints = checkpoints
+        self._allowed = allowed
         self._access = access or {}
 
-    def start(self, name: str, settings: Mapping[str, Any]) -> PipelineJob:
+    def start(self, name: str, settings: Mapping[str, Any], token: str) -> PipelineJob:
         from sava.pipeline.runner.queries import QueryJob
 
         parsed = CustomSettings.parse(settings)
+        source, sink = self._options(name, parsed, token)
+        checkpoint = self._allowed.checked_checkpoint(name, parsed.checkpoint)
+        if parsed.function:
+            self._allowed.check_function(parsed.function)
+        options = SourceOptions.parse({**source, "timeout": str(LAG_TIMEOUT_S)}, stream=True)
+
+        def prepare(spark: SparkSession) -> DataStreamWriter:
+            writer = self._prepare(spark, name, parsed, source)
+            return writer.options(**sink).option("checkpointLocation", checkpoint)
+
+        return QueryJob(name, self._spark(), prepare, access=options.access, topics=options.topics)
+
+    def _options(
+        self, name: str, settings: CustomSettings, token: str
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """Of source and sink. Raises NotAllowed, Unavailable."""
+        source = {
+            **self._reach(self._allowed.check_topics("from", settings.source), token),
+            **settings.source,
+        }
+        if settings.format == TOPICS:
+            reach = self._reach(self._allowed.check_topics("to", settings.sink), token)
+            return source, {**reach, **settings.sink, "writerId": name}
+        return source, self._allowed.checked_sink(settings.format, settings.sink)
+
+    def _reach(self, is_foreign: bool, token: str) -> dict[str, str]:
+        """Another cluster is shown neither the token nor the certificate."""
+        if is_foreign:
+            return {"token": "", **{name: value for name, value in self._access.items() if name == "tlsCa"}}
         service = self._service()
         if not service:
             raise Unavailable("the addresses of the brokers are not known yet")
         reach = {"service": service, **self._access}
-        source = {**reach, **parsed.source}
-        options = SourceOptions.parse({**source, "timeout": str(LAG_TIMEOUT_S)}, stream=True)
-
-        def prepare(spark: SparkSession) -> DataStreamWriter:
-            return self._prepare(spark, name, parsed, source, reach)
-
-        return QueryJob(name, self._spark(), prepare, access=options.access, topics=options.topics)
+        if token:
+            reach = {**reach, "token": token}
+            reach.pop("tokenFile", None)
+        return reach
 
     def _prepare(
-        self,
-        spark: SparkSession,
-        name: str,
-        settings: CustomSettings,
-        source: Mapping[str, str],
-        reach: Mapping[str, str],
+        self, spark: SparkSession, name: str, settings: CustomSettings, source: Mapping[str, str]
     ) -> DataStreamWriter:
         rows = spark.readStream.format(TOPICS).options(**source).load()
         if settings.function:
-            rows = applied(settings.function, rows)
+            rows = applied(settings.function, rows, self._allowed)
         elif settings.format == TOPICS:
             rows = rows.select(*COPIED)
         writer = rows.writeStream.queryName(name).format(settings.format)
-        sink = dict(settings.sink)
-        if settings.format == TOPICS:
-            sink = {**reach, "writerId": name, **sink}
         if settings.trigger:
             writer = writer.trigger(processingTime=settings.trigger)
         if settings.output_mode:
             writer = writer.outputMode(settings.output_mode)
-        checkpoint = settings.checkpoint or str(self._checkpoints / name)
-        return writer.options(**sink).option("checkpointLocation", checkpoint)
+        return writer
 
 
-def applied(function: str, rows: DataFrame) -> DataFrame:
-    """Call the user's function. Raises SettingsInvalid, and what the function raises."""
+def applied(function: str, rows: DataFrame, allowed: AllowList) -> DataFrame:
+    """Call the user's function. Raises NotAllowed, SettingsInvalid, and what the function raises."""
     from pyspark.sql import DataFrame as AnyDataFrame
 
+    allowed.check_function(function)
     module, _, name = function.partition(":")
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -209,6 +239,7 @@ def applied(function: str, rows: DataFrame) -> DataFrame:
         ) from error
     if not callable(found):
         raise SettingsInvalid(f"function {function}: there is no such function in {module}")
+    allowed.check_origin(function, getattr(found, "__module__", None))
     result = found(rows)
     if not isinstance(result, AnyDataFrame):
         raise SettingsInvalid(
@@ -221,6 +252,11 @@ def _options(settings: Mapping[str, Any], side: str) -> dict[str, str]:
     given = settings.get(side)
     if not isinstance(given, Mapping) or not given:
         raise SettingsInvalid(f"setting {side}: options by name are needed, such as topic: /default/orders")
+    if len(given) > MAX_OPTIONS or any(len(str(name)) > MAX_TEXT for name in given):
+        raise SettingsInvalid(f"setting {side}: at most {MAX_OPTIONS} options, with short names")
+    lower = [str(name).lower() for name in given]
+    if twice := [name for name in lower if lower.count(name) > 1]:
+        raise SettingsInvalid(f"setting {side}: option {shown(twice[0])} is there twice")
     return {str(name): _as_text(side, name, value) for name, value in given.items()}
 
 
@@ -228,14 +264,21 @@ def _as_text(side: str, name: object, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, (str, int, float)):
-        raise SettingsInvalid(f"setting {side}: option {name} is {value!r}, and options are text or numbers")
-    return str(value)
+        given = shown(repr(value))
+        raise SettingsInvalid(
+            f"setting {side}: option {shown(str(name))} is {given}, and options are text or numbers"
+        )
+    text = str(value)
+    if len(text) > MAX_VALUE:
+        raise SettingsInvalid(f"setting {side}: option {shown(str(name))} is longer than {MAX_VALUE}")
+    return text
 
 
 def _text(settings: Mapping[str, Any], name: str, form: re.Pattern[str], allowed: str) -> str:
     value = settings.get(name, "")
-    if value != "" and not (isinstance(value, str) and form.fullmatch(value)):
-        raise SettingsInvalid(f"setting {name} is {value!r}: {allowed}")
+    is_right = isinstance(value, str) and len(value) <= MAX_TEXT and form.fullmatch(value)
+    if value != "" and not is_right:
+        raise SettingsInvalid(f"setting {name} is {shown(repr(value))}: {allowed}")
     return str(value)
 
 

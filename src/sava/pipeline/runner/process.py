@@ -25,6 +25,8 @@ from sava.client.connection import Tls
 from sava.client.errors import ClientError
 from sava.pipeline.cluster import ClusterAccess
 from sava.pipeline.launch import DEFAULT_MASTER, JavaGone, java_of_spark, open_session
+from sava.pipeline.replicate.background import RemoteSecrets
+from sava.pipeline.runner.allowing import AllowList
 from sava.pipeline.runner.control import TTL_S, AdminRunnerControl
 from sava.pipeline.runner.kinds import Custom, PipelineKind
 from sava.pipeline.runner.runner import STUCK_S, NotStopped, PipelineRunner
@@ -49,11 +51,15 @@ class RunnerOptions:
     admin: str
     master: str = DEFAULT_MASTER
     only: Sequence[str] = ()
-    checkpoints: Path
+    allowed: AllowList
     python_path: Sequence[Path] = ()
     conf: Mapping[str, str] = field(default_factory=dict)
     """Spark settings; they override those of the runner."""
     tls: Tls | None = None
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    """In place of ``token``."""
+    remotes: RemoteSecrets = field(default_factory=RemoteSecrets)
     ttl_s: float = TTL_S
     stuck_s: float = STUCK_S
 
@@ -70,11 +76,22 @@ def run(options: RunnerOptions) -> int:
     except JavaGone as error:
         return _code_without_java(error, was_asked=stop_asked.is_set())
     name = f"{_host()}-{os.getpid()}-{secrets.token_hex(3)}"
+    access = ClusterAccess.by_files("", options.tls, token=options.token, token_file=options.token_file)
     control = AdminRunnerControl(
-        options.admin, name, kinds=KINDS, only=options.only, tls=options.tls, ttl_s=options.ttl_s
+        options.admin,
+        name,
+        kinds=KINDS,
+        only=options.only,
+        tls=options.tls,
+        token=access.bearer,
+        ttl_s=options.ttl_s,
     )
     runner = PipelineRunner(
-        name, control, _kinds(options, name, spark, control), only=options.only, stuck_s=options.stuck_s
+        name,
+        control,
+        _kinds(options, name, spark, control, access),
+        only=options.only,
+        stuck_s=options.stuck_s,
     )
 
     def stop(*_: object) -> None:
@@ -105,7 +122,11 @@ def run(options: RunnerOptions) -> int:
 
 
 def _kinds(
-    options: RunnerOptions, runner: str, spark: SparkSession, control: AdminRunnerControl
+    options: RunnerOptions,
+    runner: str,
+    spark: SparkSession,
+    control: AdminRunnerControl,
+    access: ClusterAccess,
 ) -> dict[str, PipelineKind]:
     """An instance for each of KINDS."""
     from sava.pipeline.replicate.job import Replicate
@@ -119,10 +140,17 @@ def _kinds(
     def admin() -> str:
         return control.admin
 
-    access = ClusterAccess.by_files("", options.tls).options()
     return {
-        "custom": Custom(session, service, options.checkpoints, access=access),
-        "replicate": Replicate(session, service, runner=runner, admin=admin, tls=options.tls),
+        "custom": Custom(session, service, options.allowed, access=access.options()),
+        "replicate": Replicate(
+            session,
+            service,
+            runner=runner,
+            admin=admin,
+            tls=options.tls,
+            access=access,
+            remotes=options.remotes,
+        ),
     }
 
 

@@ -32,6 +32,7 @@ from sava.pipeline.calls import PartitionExtent
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.pipeline.launch import brief
 from sava.pipeline.options import TopicChoice, TopicPartition, to_offsets
+from sava.pipeline.runner.allowing import NotAllowed
 from sava.pipeline.runner.control import UNKNOWN_LAG
 from sava.pipeline.runner.kinds import JobProgress, PipelineJob
 from sava.pipeline.source.query import QueryTopics
@@ -104,6 +105,7 @@ class QueryJob(PipelineJob):
         self._query: StreamingQuery | None = None
         self._progress = JobProgress()
         self._end: str | None = None
+        self._refusal = ""
         self._stop_wanted = threading.Event()
         self._stop_now = threading.Event()
         self._is_begun = False
@@ -118,6 +120,10 @@ class QueryJob(PipelineJob):
     @property
     def end(self) -> str | None:
         return self._end
+
+    @property
+    def refusal(self) -> str:
+        return self._refusal
 
     def stop(self, *, now: bool) -> None:
         with self._guard:
@@ -146,6 +152,8 @@ class QueryJob(PipelineJob):
         try:
             self._work()
             end = ""
+        except NotAllowed as error:
+            end = self._refusal = str(error)
         except SavaError as error:
             end = str(error)
         except Exception as error:

@@ -30,6 +30,9 @@ runner below it, so that a new runner gets its part.
                         │  └──────── has worked ────────┘
                         └─ not wanted ▶ stopping ▶ stopped, to be released
 
+A pipeline that names what this runner's operator has not allowed is ``failed`` instead: its claim stays, so
+that no runner of the same command line begins it again, and nothing is tried until it changes.
+
 A failed pipeline stays ``failing``, with its error, until a batch succeeds: a query starts well whatever its
 rows are, and one that fails with each first batch would otherwise seem to run half of the time, without an
 error.
@@ -46,7 +49,15 @@ from typing import Final
 
 from sava.client.errors import ClientError, Refused
 from sava.errors import HostError, Outcome, SavaError
-from sava.pipeline.runner.control import AdminRunnerControl, JobState, JobStatus, ListedPipeline, Peer
+from sava.pipeline.runner.allowing import NotAllowed
+from sava.pipeline.runner.control import (
+    AdminRunnerControl,
+    ClaimGrant,
+    JobState,
+    JobStatus,
+    ListedPipeline,
+    Peer,
+)
 from sava.pipeline.runner.kinds import JobProgress, PipelineJob, PipelineKind
 from sava.tasks import Backoff
 
@@ -68,10 +79,10 @@ class Hosted:
     """One claimed pipeline."""
 
     def __init__(
-        self, listed: ListedPipeline, claim: int, kind: PipelineKind, *, stuck_s: float = STUCK_S
+        self, listed: ListedPipeline, granted: ClaimGrant, kind: PipelineKind, *, stuck_s: float = STUCK_S
     ) -> None:
         self.listed = listed
-        self.claim = claim
+        self.granted = granted
         self.is_wanted = True
         """False once the pipeline is to stop for good."""
         self.report_at = 0.0
@@ -93,6 +104,8 @@ class Hosted:
         """The rows of ended jobs, also of earlier runners."""
         self._restarts = listed.restarts
         self._error = ""
+        self._is_refused = False
+        """Nothing of it is tried until it changes."""
         self._cause = ""
         """The error that is the reason for the stop, if any."""
         self._progress = JobProgress()
@@ -104,6 +117,10 @@ class Hosted:
     @property
     def name(self) -> str:
         return self.listed.name
+
+    @property
+    def claim(self) -> int:
+        return self.granted.claim
 
     @property
     def is_idle(self) -> bool:
@@ -131,17 +148,24 @@ class Hosted:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def follow(self, listed: ListedPipeline) -> None:
+    def is_news(self, listed: ListedPipeline) -> bool:
+        """Whether the record says something else to do, or is another principal's request: that one has
+        other rights, and needs another token."""
+        return (listed.kind, listed.settings, listed.created_by) != (
+            *(self.listed.kind, self.listed.settings, self.listed.created_by),
+        )
+
+    def follow(self, listed: ListedPipeline, granted: ClaimGrant) -> None:
         """Apply the current record. Changed settings restart the job after its current batch."""
-        if listed.revision == self.listed.revision:
-            return
-        is_changed = (listed.kind, listed.settings) != (self.listed.kind, self.listed.settings)
+        is_changed = self.is_news(listed)
+        self.granted = granted
         self.listed = listed
         if is_changed:
             log.info("pipelines: changed name=%s revision=%d", self.name, listed.revision)
             self._backoff.reset()
             self._retry_at = 0.0
             self._error = ""  # of what it was before
+            self._is_refused = False
             self.interrupt(now=False)
 
     def lose(self, why: str, now: float) -> None:
@@ -171,7 +195,7 @@ class Hosted:
         if self._job is None:
             if not self.is_wanted:
                 self._enter("stopped")
-            elif may_start and now >= self._retry_at:
+            elif may_start and now >= self._retry_at and not self._is_refused:
                 self._start(now)
             return
         self._progress = self._job.progress
@@ -207,7 +231,10 @@ class Hosted:
         self._started_at, self._pulse, self._pulse_at = now, None, now
         self._is_stopping, self._stops_now, self._stop_by, self._cause = False, False, 0.0, ""
         try:
-            self._job = self._kind.start(self.name, self.listed.settings)
+            self._job = self._kind.start(self.name, self.listed.settings, self.granted.token)
+        except NotAllowed as error:
+            self._refuse(str(error))
+            return
         except SavaError as error:
             self._fail(str(error), now)
             return
@@ -231,17 +258,26 @@ class Hosted:
             self.interrupt(now=True)
 
     def _ended(self, error: str, now: float) -> None:
+        refusal = self._job.refusal if self._job is not None else ""
         self._job = None
         self._rows += self._progress.rows
         self._progress = JobProgress(batch=self._progress.batch)
         error = error or self._cause
-        if not self.is_wanted:
+        if refusal and self.is_wanted and not self._is_stopping:
+            self._refuse(refusal)
+        elif not self.is_wanted:
             self._error = error or self._error
             self._enter("stopped")
         elif error:
             self._fail(error, now)
         elif not self._is_stopping:
             self._fail("the query has ended by itself", now)
+
+    def _refuse(self, error: str) -> None:
+        self._is_refused = True
+        self._error = error
+        self._enter("failed")
+        log.error("pipelines: refused name=%s error=%s", self.name, error)
 
     def _fail(self, error: str, now: float) -> None:
         delay = self._backoff.next()
@@ -482,8 +518,8 @@ class PipelineRunner:
                 hosted.dismiss("deleted", now=True)
             elif not each.is_wanted:
                 hosted.dismiss("paused or deleted", now=False)
-            else:
-                hosted.follow(each)
+            elif each.revision != hosted.listed.revision:
+                self._follow(hosted, each)
         self._note_unknown(listed)
         free = [each.name for each in listed if each.is_wanted and not each.holder]
         self._free_since = {name: self._free_since.get(name, now) for name in free}
@@ -494,15 +530,27 @@ class PipelineRunner:
                 self._claim(each)
         self._give(listed)
 
+    def _follow(self, hosted: Hosted, listed: ListedPipeline) -> None:
+        granted = hosted.granted
+        if hosted.is_news(listed):
+            self._enforce()
+            granted = self._control.claim(listed.name)
+            if granted.claim != hosted.claim:
+                hosted.lose("another runner has the claim", self._clock())
+                return
+            if granted.revision != listed.revision:
+                return  # changed since it was listed, perhaps by another principal
+        hosted.follow(listed, granted)
+
     def _me(self) -> Peer:
         return Peer(self.name, frozenset(self._kinds), self._only, len(self._hosted))
 
     def _claim(self, listed: ListedPipeline) -> None:
-        claim = self._control.claim(listed.name)
-        if claim:
-            log.info("pipelines: claimed name=%s claim=%d", listed.name, claim)
+        granted = self._control.claim(listed.name)
+        if granted.claim and granted.revision == listed.revision:  # else: listed again, as this runner's
+            log.info("pipelines: claimed name=%s claim=%d", listed.name, granted.claim)
             kind = self._kinds[listed.kind]
-            self._hosted[listed.name] = Hosted(listed, claim, kind, stuck_s=self._stuck_s)
+            self._hosted[listed.name] = Hosted(listed, granted, kind, stuck_s=self._stuck_s)
 
     def _give(self, listed: Sequence[ListedPipeline]) -> None:
         if any(not hosted.is_wanted for hosted in self._hosted.values()):

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sava.client.errors import Refused, Unavailable
-from sava.pipeline.runner.control import AdminRunnerControl, JobStatus, ListedPipeline, Peer, RunnerLease
+from sava.pipeline.runner.allowing import NotAllowed
+from sava.pipeline.runner.control import (
+    AdminRunnerControl,
+    ClaimGrant,
+    JobStatus,
+    ListedPipeline,
+    Peer,
+    RunnerLease,
+)
 from sava.pipeline.runner.kinds import JobProgress, PipelineJob, PipelineKind, SettingsInvalid
 from sava.pipeline.runner.runner import PipelineRunner
 from sava.proto import pipelines_pb2 as pb
@@ -56,11 +64,16 @@ class FakeJob(PipelineJob):
 class FakeKind(PipelineKind):
     def __init__(self) -> None:
         self.jobs: list[FakeJob] = []
+        self.tokens: list[str] = []
+        """With which jobs were started."""
         self.prepare: Callable[[FakeJob], None] = lambda job: None
 
-    def start(self, name: str, settings: Mapping[str, Any]) -> PipelineJob:
+    def start(self, name: str, settings: Mapping[str, Any], token: str) -> PipelineJob:
         if "wrong" in settings:
             raise SettingsInvalid("wrong settings")
+        if "forbidden" in settings:
+            raise NotAllowed("function os:system", "its operator can allow it with --allow-function")
+        self.tokens.append(token)
         job = FakeJob(name, settings)
         self.prepare(job)
         self.jobs.append(job)
@@ -90,8 +103,8 @@ class Cluster:
         self.kinds: dict[str, frozenset[str]] = {}
         self.revision = 0
 
-    def apply(self, name: str, **settings: Any) -> None:
-        listed = ListedPipeline(name, "fake", settings, self._next())
+    def apply(self, name: str, *, by: str = "user:ann", **settings: Any) -> None:
+        listed = ListedPipeline(name, "fake", settings, self._next(), created_by=by)
         if name in self.records:
             old = self.records[name].listed
             listed = listed._replace(holder=old.holder, is_wanted=old.is_wanted)
@@ -177,18 +190,18 @@ class FakeControl(AdminRunnerControl):
         self._call("list")
         return [record.listed for _, record in sorted(self.cluster.records.items())]
 
-    def claim(self, name: str) -> int:
+    def claim(self, name: str) -> ClaimGrant:
         self._call("claim")
         record = self.cluster.records[name]
         if self.runner not in self.cluster.leases:
             raise Refused("join first", "runner_unknown")
         if record.listed.holder not in ("", self.runner) or not record.listed.is_wanted:
-            return 0
+            return ClaimGrant()
         if not record.listed.holder:
             record.claim = self.cluster._next()
             record.listed = record.listed._replace(holder=self.runner)
         self._answer("claim")
-        return record.claim
+        return ClaimGrant(record.claim, f"for {record.listed.created_by}", record.listed.revision)
 
     def report(self, name: str, claim: int, status: JobStatus) -> pb.ReportPipelineResponse:
         self._call("report")

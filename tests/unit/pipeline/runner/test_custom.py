@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from sava.cli.pipelines import FileInvalid, read_specs
 from sava.client.errors import Unavailable
+from sava.pipeline.runner.allowing import AllowList
 from sava.pipeline.runner.kinds import Custom, CustomSettings, SettingsInvalid
 from sava.pipeline.sink.writers import check_columns
 from sava.pipeline.source.columns import COLUMNS
@@ -61,7 +62,7 @@ def test_nothing_is_started_before_the_brokers_are_known() -> None:
         raise AssertionError("not to be asked for")
 
     with pytest.raises(Unavailable):
-        Custom(no_spark, lambda: "", Path("checkpoints")).start("copy", GOOD)
+        Custom(no_spark, lambda: "", AllowList(checkpoints=Path("/checkpoints"))).start("copy", GOOD, "")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,8 @@ def test_a_copy_has_only_columns_that_can_be_written_to_a_topic(
     spark = mock.MagicMock()
     spark.readStream.format().options().load.return_value = rows
     settings = CustomSettings.parse({"from": SOURCE, "to": sink})
-    Custom(lambda: spark, lambda: "", Path("checkpoints"))._prepare(spark, "copy", settings, SOURCE, {})
+    allowed = AllowList(checkpoints=Path("/checkpoints"))
+    Custom(lambda: spark, lambda: "", allowed)._prepare(spark, "copy", settings, SOURCE)
     assert rows.select.called == is_copied
     if is_copied:
         schema = StructType([field for field in COLUMNS if field.name in rows.select.call_args.args])
