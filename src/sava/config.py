@@ -254,11 +254,19 @@ class Auth(SettingsSection):
     being refused. By default only when neither ``tls`` nor ``tokens`` is set."""
     clock_skew_seconds: Annotated[int, Field(ge=0, le=300)] = 30
     """How far the clock of an issuer may be off."""
+    audit: Literal["off", "denied", "changes", "all"] | None = None
+    """Which calls are recorded, in the log and in the topic ``/system/audit``: those that are refused
+    (``denied``), these and what changes something (``changes``), or ``all``. By default ``changes`` where
+    calls need permissions, and ``off`` otherwise."""
 
     @property
     def is_enforced(self) -> bool:
         """Whether calls need permissions."""
         return self.tls is not None or bool(self.tokens)
+
+    @property
+    def audit_level(self) -> Literal["off", "denied", "changes", "all"]:
+        return self.audit or ("changes" if self.is_enforced else "off")
 
     @property
     def client_certificates(self) -> Literal["none", "optional", "required"]:
