@@ -23,6 +23,7 @@ from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaErr
 from sava.metadata import peer
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.peer import detail_of, error_from
+from sava.security.quotas import QuotaExceeded
 from sava.topics.errors import NotOwner
 
 Trailing = tuple[tuple[str, str | bytes], ...]
@@ -131,6 +132,8 @@ def status_of(error: SavaError) -> grpc.StatusCode:
     match error:
         case OutcomeUnknown():
             return grpc.StatusCode.UNKNOWN
+        case QuotaExceeded():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
         case CallerError():
             return grpc.StatusCode.FAILED_PRECONDITION
         case RetryableError():

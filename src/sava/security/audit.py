@@ -145,6 +145,8 @@ class Audit:
 
     def __init__(self, level: Level, *, broker: str, clock: Callable[[], float] = time.time) -> None:
         self.level: Final = level
+        self.denials = 0
+        """Calls that were refused, recorded or not."""
         self.dropped = 0
         """Events that the topic does not have."""
         self._broker = broker
@@ -168,6 +170,7 @@ class Audit:
             self._take(AuditEvent(call, "allowed", "", self._clock(), self._broker, 1), kind)
 
     def denied(self, call: AuditedCall, reason: str) -> None:
+        self.denials += 1
         if self.level != "off":
             kind = (str(call.principal), call.method)
             self._take(AuditEvent(call, "denied", reason, self._clock(), self._broker, 1), kind)

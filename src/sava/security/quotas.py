@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from sava.errors import RetryableError
-from sava.security.principal import Principal
+from sava.security.principal import BROKER, Principal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +68,7 @@ class Quota(NamedTuple):
 
 
 NO_QUOTA: Final = Quota("")
+_BROKERS: Final = f"{BROKER}:"
 
 
 class Bucket:
@@ -98,8 +99,9 @@ class Bucket:
 class Usage:
     """What one principal uses of this broker now."""
 
-    def __init__(self, principal: str) -> None:
+    def __init__(self, principal: str, quotas: Quotas) -> None:
         self.principal = principal
+        self._quotas = quotas
         self.quota = NO_QUOTA
         self.streams = 0
         self.connections: Counter[str] = Counter()
@@ -111,6 +113,15 @@ class Usage:
         self.quota = quota
         self.publishing = _bucket(self.publishing, quota.publish_bytes_per_second, now)
         self.consuming = _bucket(self.consuming, quota.consume_bytes_per_second, now)
+
+    async def published(self, size: int) -> None:
+        """Wait until the bytes may pass. For streams, which read nothing else meanwhile."""
+        if self.publishing is not None:
+            await self._quotas.wait(self, "publish_bytes_per_second", self.publishing, size)
+
+    async def consumed(self, size: int) -> None:
+        if self.consuming is not None:
+            await self._quotas.wait(self, "consume_bytes_per_second", self.consuming, size)
 
     def is_busy(self, now: float) -> bool:
         buckets = (self.publishing, self.consuming)
@@ -149,6 +160,9 @@ class Quotas:
             usage.follow(self.of(usage.principal), now)
 
     def of(self, principal: str) -> Quota:
+        """None is for brokers: what they do for themselves serves all."""
+        if principal.startswith(_BROKERS):
+            return NO_QUOTA
         found = self._quotas.get(principal)
         return found if found is not None else self._quotas.get(EVERY, NO_QUOTA)
 
@@ -180,7 +194,7 @@ class Quotas:
         if usage is None:
             if len(self._usages) >= self._tidy_at:
                 self._tidy()
-            usage = self._usages[name] = Usage(name)
+            usage = self._usages[name] = Usage(name, self)
             usage.follow(self.of(name), self._clock())
         return usage
 
@@ -193,18 +207,9 @@ class Quotas:
 
     # -- rates -------------------------------------------------------------------------------
 
-    async def published(self, usage: Usage, size: int) -> None:
-        """Wait until the bytes may pass. For streams, which read nothing else meanwhile."""
-        if usage.publishing is not None:
-            await self._wait(usage, "publish_bytes_per_second", usage.publishing.take(size, self._clock()))
-
-    async def consumed(self, usage: Usage, size: int) -> None:
-        if usage.consuming is not None:
-            await self._wait(usage, "consume_bytes_per_second", usage.consuming.take(size, self._clock()))
-
     async def published_by_call(self, principal: Principal, size: int) -> None:
-        """The same for a call of its own. Raises QuotaExceeded when it would wait too long, and then nothing
-        of it counts."""
+        """Wait until the bytes of a call of its own may pass. Raises QuotaExceeded when it would wait too
+        long, and then nothing of it counts."""
         usage = self.usage(principal)
         bucket = usage.publishing
         if bucket is None:
@@ -212,9 +217,10 @@ class Quotas:
         if bucket.wait_for(self._clock()) > LONGEST_WAIT_S:
             quota = "publish_bytes_per_second"
             raise self._exceeded(usage.principal, quota, bucket.rate, "bytes a second published")
-        await self.published(usage, size)
+        await usage.published(size)
 
-    async def _wait(self, usage: Usage, quota: str, seconds: float) -> None:
+    async def wait(self, usage: Usage, quota: str, bucket: Bucket, size: int) -> None:
+        seconds = bucket.take(size, self._clock())
         if seconds > 0:
             label = self._shown(usage.principal, self.waited_s), quota
             self.waited_s[label] = self.waited_s.get(label, 0.0) + seconds
@@ -237,10 +243,9 @@ class Quotas:
 
     def _exceeded(self, principal: str, quota: str, limit: int, what: str) -> QuotaExceeded:
         self.refused[self._shown(principal, self.refused), quota] += 1
-        name = principal if principal in self._quotas else EVERY
+        whose = "its quota" if principal in self._quotas else "the quota of *"
         return QuotaExceeded(
-            f"{principal} has the {limit} {what} that its quota {quota} allows; an administrator raises it "
-            f"with `sava auth quotas set {name} --{quota.replace('_', '-')} N`"
+            f"{principal} has the {limit} {what} that {whose} allows ({quota}); an administrator can raise it"
         )
 
     # -- metrics -----------------------------------------------------------------------------

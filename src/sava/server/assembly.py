@@ -29,7 +29,13 @@ from sava.api.admin.descriptions import Partitions
 from sava.api.admin.topics import Unloading
 from sava.api.danube.metrics import DanubeCollector, SendStats
 from sava.api.http import readiness
-from sava.api.metrics.broker import BrokerMetrics, Disks, JournalCollector, JournalSources
+from sava.api.metrics.broker import (
+    BrokerMetrics,
+    Disks,
+    JournalCollector,
+    JournalSources,
+    SecurityCollector,
+)
 from sava.api.metrics.cluster import (
     ClusterSources,
     PipelinesCollector,
@@ -64,7 +70,11 @@ from sava.peers.forwarding import Forwarder
 from sava.peers.partition_calls import PartitionCalls
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
+from sava.records import Message
 from sava.schemas.registry import SchemaRegistry
+from sava.security import audit
+from sava.security.audit import Audit, AuditEvent
+from sava.security.quotas import Quotas
 from sava.server.replication import open_replication
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.journal import JournalOptions
@@ -192,10 +202,13 @@ class BrokerParts:
         self.broker = node.info().node
         self.store = RaftStore(node)
         self.leading = Leading(node)
+        self.audit = Audit(config.auth.audit_level, broker=str(self.broker))
+        self.quotas = Quotas()
         self._metrics = metrics
         self._stops = stops
         self._store_id = ""
         self._joining: asyncio.Task[None] | None = None
+        self._auditing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         await self._open_storage()
@@ -331,6 +344,7 @@ class BrokerParts:
             TopicsCollector(self.topics, self.storage),
             ReplicationCollector(self.replication),
             PipelinesCollector(self.pipelines, lambda: controller.is_leading),
+            SecurityCollector(self.audit, self.quotas),
         )
         if self.config.metrics.danube_names:
             forwarder = self.forwarder
@@ -404,6 +418,25 @@ class BrokerParts:
         kv = self.store.local.get(registration_key(broker))
         return kv.lease if kv is not None else 0
 
+    async def _publish_audit(self, events: Sequence[AuditEvent]) -> None:
+        """The topic is created when there is something to say."""
+        await self.topics.ready()
+        name = TopicName.parse(audit.TOPIC)
+        await self.topics.registry.ensure(name, reliable=True)
+        await self.topics.publish(
+            name,
+            [
+                Message(
+                    event.as_json(), attributes=event.attributes, publish_time=round(event.time_s * 1_000_000)
+                )
+                for event in events
+            ],
+        )
+
+    async def _stop_audit(self) -> None:
+        await cancelled(self._auditing)
+        await self.audit.flush(self._publish_audit)
+
     # -- for the ports -----------------------------------------------------------------------
 
     def readiness(self) -> tuple[bool, str]:
@@ -443,6 +476,7 @@ class BrokerParts:
         self.evictor.start(supervisor)
         self.replicating.start(supervisor)
         self.reports.start(supervisor)
+        self._auditing = supervisor.repeated(lambda: self.audit.run(self._publish_audit), name="audit")
         self._joining = supervisor.essential(self._join(), name="joining")
 
     async def _join(self) -> None:
@@ -521,6 +555,7 @@ class BrokerParts:
             ("controller", self.controller.close),
             ("writers", self.writers.close),
             ("agent", self.agent.close),
+            ("audit", self._stop_audit),
             ("topics", self._close_topics),
             ("registration", self.registrar.close),
             ("journal", self.mirrored.lost),

@@ -487,13 +487,18 @@ class ServedTopics:
         if topic is not None:
             await self._close(topic, "it was deleted", for_producers=TopicUnknown(name))
 
-    # -- dead letters ------------------------------------------------------------------------
+    # -- messages of this broker's own -------------------------------------------------------
 
     async def _dead_letter(self, target: str, messages: Sequence[Message]) -> None:
         """To another topic, which is created if it is missing, whatever the configuration says of others: the
         policy that names it was set on purpose."""
         name = TopicName.parse(target)
         await self.registry.ensure(name, reliable=None)
+        await self.publish(name, messages)
+
+    async def publish(self, name: TopicName, messages: Sequence[Message]) -> None:
+        """What a broker has to say itself, to a topic that exists, wherever it is served. Returns when it is
+        durable; without deduplication."""
         batch = RecordBatch.from_messages(messages)
         try:
             await (await self.get(name)).append(batch)

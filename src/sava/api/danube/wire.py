@@ -26,6 +26,7 @@ from sava.proto import danube_api_pb2 as pb
 from sava.records import Message
 from sava.records import errors as records
 from sava.schemas import errors as schemas
+from sava.security import quotas
 from sava.storage import errors as storage
 from sava.topics import errors as broker
 from sava.topics import names
@@ -79,6 +80,7 @@ STATUSES: Final[dict[type[SavaError], grpc.StatusCode]] = {
     broker.ProducerBusy: Status.PERMISSION_DENIED,
     broker.ProducerFenced: Status.PERMISSION_DENIED,
     broker.LimitReached: Status.RESOURCE_EXHAUSTED,
+    quotas.QuotaExceeded: Status.RESOURCE_EXHAUSTED,
     schemas.TooManyVersions: Status.RESOURCE_EXHAUSTED,
     metadata.NoSpace: Status.RESOURCE_EXHAUSTED,
     # The topic has another owner by now: looking it up again finds that one.
