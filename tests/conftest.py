@@ -63,6 +63,7 @@ ORDER = (
     "torture",
     "compat",
     "integration",
+    "security",
     "chaos",
     "sim",
     "mirror_sim",

@@ -32,7 +32,8 @@ FLOODED: Final = "/default/flooded"
 SPOOFED: Final = "/default/spoofed"
 PROMPT_S: Final = 3.0
 """An answer to a hostile schema that takes longer has held the broker up."""
-HUGE_NAME: Final = 60 << 20
+HUGE_NAMES: Final = (300_000, 60 << 20)
+"""An error that repeats the first can be received; the second costs the broker more."""
 GZIPPED_NAME: Final = 20 << 20
 BOMB_BYTES: Final = 56 << 20
 OPEN_STREAMS: Final = 500
@@ -190,13 +191,13 @@ async def hostile_schemas(target: Target, seconds: float) -> Tally:
 
 async def huge_names(target: Target, seconds: float) -> Tally:
     """H3: a topic name of 60 MB, which an error text would repeat."""
-    name, numbers = "x" * HUGE_NAME, count()
+    names, numbers = [f"/default/{'x' * size}" for size in HUGE_NAMES], count()
 
     async def attempt() -> bool:
-        async with channel(target, next(numbers)) as opened:
-            call = _streams(opened).LookUp(
-                pb.LookUpRequest(topic=name), metadata=metadata(target), timeout=CALL_S
-            )
+        number = next(numbers)
+        async with channel(target, number) as opened:
+            request = pb.LookUpRequest(topic=names[number % len(names)])
+            call = _streams(opened).LookUp(request, metadata=metadata(target), timeout=CALL_S)
             try:
                 await call
             except aio.AioRpcError as error:
