@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from sava import danube_config
 from sava.danube_config import NotTranslatable
 from sava.errors import HostError
+from sava.security.tokens import TokenIssuer, check_jwks_url
 
 ENVIRONMENT_PREFIX = "SAVA__"
 PULSAR_CREATE = "createTopicToRemoteClusterForReplication"
@@ -233,7 +234,20 @@ class TokenIssuerSettings(SettingsSection):
             raise ValueError(
                 f"algorithm {self.algorithm} does not fit the key: HS256 to HS512 need secret_file"
             )
+        if self.jwks_url:
+            check_jwks_url(self.jwks_url)
         return self
+
+    def as_issuer(self) -> TokenIssuer:
+        return TokenIssuer(
+            issuer=self.issuer,
+            algorithm=self.algorithm,
+            audience=self.audience,
+            secret_file=self.secret_file,
+            public_key_file=self.public_key_file,
+            jwks_file=self.jwks_file,
+            jwks_url=self.jwks_url,
+        )
 
 
 class Auth(SettingsSection):
@@ -256,8 +270,12 @@ class Auth(SettingsSection):
     """How far the clock of an issuer may be off."""
     audit: Literal["off", "denied", "changes", "all"] | None = None
     """Which calls are recorded, in the log and in the topic ``/system/audit``: those that are refused
-    (``denied``), these and what changes something (``changes``), or ``all``. By default ``changes`` where
-    calls need permissions, and ``off`` otherwise."""
+    (``denied``), these and what changes something (``changes``, the default), or ``all``. Only where calls
+    need permissions."""
+
+    @property
+    def issuers(self) -> tuple[TokenIssuer, ...]:
+        return tuple(each.as_issuer() for each in self.tokens)
 
     @property
     def is_enforced(self) -> bool:
@@ -266,7 +284,7 @@ class Auth(SettingsSection):
 
     @property
     def audit_level(self) -> Literal["off", "denied", "changes", "all"]:
-        return self.audit or ("changes" if self.is_enforced else "off")
+        return (self.audit or "changes") if self.is_enforced else "off"
 
     @property
     def client_certificates(self) -> Literal["none", "optional", "required"]:

@@ -41,6 +41,7 @@ from sava.proto import brokers_pb2 as brokers_pb
 from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_admin_pb2_grpc as admin_rpc
 from sava.proto import topics_admin_pb2 as topics_pb
+from sava.security.cluster_secret import ClusterSecret
 from tests.support.network import Links, free_ports
 from tests.support.processes import PIPE, Child, Forked, start_sava
 from tests.support.waiting import PATIENCE_S, until
@@ -254,6 +255,10 @@ class Cluster:
         self._directory = directory
         self._size = size
         self._config = directory / "sava.yaml"
+        if auth.cluster_secret_file is None:
+            secret = ClusterSecret(directory / "cluster_secret")
+            secret.create()
+            auth = auth.model_copy(update={"cluster_secret_file": secret.path})
         self._auth = auth
         settings = {
             "cluster_name": "test",

@@ -23,6 +23,7 @@ from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaErr
 from sava.metadata import peer
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.peer import detail_of, error_from
+from sava.security.permissions import PermissionDenied, Unauthenticated
 from sava.security.quotas import QuotaExceeded
 from sava.topics.errors import NotOwner
 
@@ -134,6 +135,10 @@ def status_of(error: SavaError) -> grpc.StatusCode:
             return grpc.StatusCode.UNKNOWN
         case QuotaExceeded():
             return grpc.StatusCode.RESOURCE_EXHAUSTED
+        case PermissionDenied():
+            return grpc.StatusCode.PERMISSION_DENIED
+        case Unauthenticated():
+            return grpc.StatusCode.UNAUTHENTICATED
         case CallerError():
             return grpc.StatusCode.FAILED_PRECONDITION
         case RetryableError():

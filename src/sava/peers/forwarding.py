@@ -11,7 +11,8 @@ does not have the topic either), or if nothing was sent for want of a connection
 no answer ends UNAVAILABLE, and its client, who knows what the call is about, decides.
 
 **One hop.** A forwarded call says so, and is never forwarded again: two brokers with different views would
-play ball with it. It is refused instead, and the first broker asks its view again.
+play ball with it. It is refused instead, and the first broker asks its view again. Who its caller is travels
+with it, by a header that only brokers can make (``guard``); the caller's token does not.
 
 **Streams** are passed on message by message, as bytes, in both directions; a slow reader is waited for.
 Until the owner has answered the opening, nothing more is read from the client: so an owner that refuses can
@@ -25,7 +26,7 @@ import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from typing import Any, Final, NoReturn, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -42,8 +43,10 @@ from sava.peers.channels import (
     Unreachable,
 )
 from sava.peers.error_mapping import Relayed
+from sava.peers.guard import AUTHORIZATION, FORWARDED, AnswerError, Guard, Metadata
 from sava.proto import streams_pb2 as pb
 from sava.records import RecordBatch
+from sava.security import calls
 from sava.tasks import cancelled, first_write
 from sava.topics.errors import NotOwner
 from sava.topics.names import TopicName
@@ -51,15 +54,14 @@ from sava.topics.names import TopicName
 Reply = TypeVar("Reply", bound=Message)
 T = TypeVar("T")
 
-Metadata = tuple[tuple[str, str | bytes], ...]
 Write = Callable[[bytes], Awaitable[None]]
-AnswerError = Callable[[Any, SavaError], Awaitable[NoReturn]]
-"""Ends a call with an error."""
+Check = Callable[[Any, Any], None]
+"""Raises unless a stream may be opened by this request, in this context."""
 
 EOF: Final[Any] = vars(aio)["EOF"]  # the type stubs do not know it
-FORWARDED: Final = "sava-forwarded"
-ONE_HOP: Final[Metadata] = ((FORWARDED, "1"),)
-_OF_THE_CONNECTION: Final = frozenset(("user-agent", "te", "content-type", "host", "accept-encoding"))
+_OF_THE_CONNECTION: Final = frozenset(
+    ("user-agent", "te", "content-type", "host", "accept-encoding", AUTHORIZATION, FORWARDED)
+)
 
 ROUNDS: Final = 3
 LAG_S: Final = 0.5
@@ -93,9 +95,10 @@ class Forwarder:
     """Owned by the event loop. ``leader`` says which broker leads, 0 if that is not known."""
 
     def __init__(
-        self, router: TopicRouter, peers: PeerChannels, leader: Callable[[], int], *, broker: int
+        self, router: TopicRouter, peers: PeerChannels, leader: Callable[[], int], *, guard: Guard
     ) -> None:
-        self.broker = broker
+        self.broker = guard.identity.broker
+        self.guard = guard
         self._router = router
         self._peers = peers
         self._leader = leader
@@ -107,9 +110,18 @@ class Forwarder:
     def serving(
         self, server: aio.Server, port: Port, answer: AnswerError = error_mapping.answer
     ) -> aio.Server:
-        """``server`` as services should be registered at it so that their calls are forwarded. ``answer``
-        ends a call with an error in the manner of the services."""
+        """``server`` as services should be registered at it so that their calls are guarded and forwarded.
+        ``answer`` ends a call with an error in the manner of the services."""
         return cast(aio.Server, ForwardingServer(server, self, port, answer))
+
+    def metadata(self, method: str, context: Any) -> Metadata:
+        """What the caller has sent with its call (traces), and who the caller is."""
+        sent = tuple(
+            (key, value)
+            for key, value in context.invocation_metadata() or ()
+            if key not in _OF_THE_CONNECTION and not key.startswith((":", "grpc-"))
+        )
+        return (*sent, self.guard.identity.pass_on(method, calls.current.get()))
 
     # -- for this broker's own use ---------------------------------------------------------------
 
@@ -124,16 +136,17 @@ class Forwarder:
         broker: int = 0,
         timeout: float = FORWARD_S,
     ) -> Reply:
-        """A unary call to the broker that has ``topic``, or to ``broker``, which must not be this one.
-        ``method`` is its path: ``/sava.admin.Topics/DescribeTopic``. Raises Relayed with what the other
-        broker answered, NotOwner if this broker has the topic by now (the other one is not the owner),
-        and what keeps it from being asked."""
+        """A unary call that this broker makes for itself, to the broker that has ``topic``, or to ``broker``,
+        which must not be this one. ``method`` is its path: ``/sava.admin.Topics/DescribeTopic``. Raises
+        Relayed with what the other broker answered, NotOwner if this broker has the topic by now (the other
+        one is not the owner), and what keeps it from being asked."""
 
         async def here() -> Reply:
             raise _Here
 
         async def there(link: PeerChannel, left: float) -> Reply:
-            return reply_type.FromString(await relay_unary(link, method, raw, left, ONE_HOP))
+            metadata = (self.guard.identity.own(method),)
+            return reply_type.FromString(await relay_unary(link, method, raw, left, metadata))
 
         raw = request.SerializeToString()
         if topic is not None:
@@ -258,19 +271,14 @@ def _port(error: SavaError, port: Port) -> Port:
 # when the one before it was taken by the other, and HTTP/2's flow control does the rest.
 
 
-def is_forwarded(context: Any) -> bool:
-    """Whether the call came through another broker, and must not be sent to a third."""
-    return any(item[0] == FORWARDED for item in context.invocation_metadata() or ())
+def is_forwarded() -> bool:
+    """Whether the running call came through another broker, or from it, and must not be sent to a third."""
+    return calls.current.get().forwarder != 0
 
 
-def metadata_of(context: Any) -> Metadata:
-    """What the client has sent with its call (tokens, traces), and the mark of a forwarded one."""
-    sent = tuple(
-        (key, value)
-        for key, value in context.invocation_metadata() or ()
-        if key not in _OF_THE_CONNECTION and not key.startswith((":", "grpc-"))
-    )
-    return sent + ONE_HOP
+def is_from_broker() -> bool:
+    """Whether another broker makes the running call for itself, and not for a client of its."""
+    return calls.current.get().is_own
 
 
 @contextmanager
@@ -354,9 +362,13 @@ class RewindableStream:
     """A stream's context, as a handler sees it: it knows whether the client has got anything yet, and keeps
     the request that opened the stream until then."""
 
-    def __init__(self, context: Any, parse: Callable[[bytes], Any] | None = None) -> None:
+    def __init__(
+        self, context: Any, parse: Callable[[bytes], Any] | None = None, check: Check | None = None
+    ) -> None:
+        """``check``: raises unless the stream may be opened so."""
         self._context = context
         self._parse = parse
+        self._check = check
         self._again: bytes | None = None
         self.first: bytes | None = None
         self.has_begun = False
@@ -375,6 +387,10 @@ class RewindableStream:
                 return request
             if self.first is None and not self.has_begun:
                 self.first = request
+                if self._check is not None:
+                    opening = self._parse(request)
+                    self._check(opening, self._context)
+                    return opening
         return self._parse(request)
 
     async def write(self, response: Any) -> None:
@@ -404,6 +420,7 @@ class ForwardingServer:
         self._forwarder = forwarder
         self._port = port
         self._answer = answer
+        self._guard = forwarder.guard
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         self._server.add_generic_rpc_handlers(
@@ -415,17 +432,16 @@ class ForwardingServer:
 
     def _wrapped(self, method: str, handler: Any) -> Any:
         parse, serialize = handler.request_deserializer, _or_bytes(handler.response_serializer)
+        guard, answer = self._guard, self._answer
         if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
-                self._unary(method, handler.unary_unary), parse, serialize
-            )
+            unary = guard.unary(method, self._unary(method, handler.unary_unary), answer)
+            return grpc.unary_unary_rpc_method_handler(unary, parse, serialize)
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(
-                self._server_stream(method, _writing(handler.unary_stream)), parse, serialize
-            )
-        return grpc.stream_stream_rpc_method_handler(
-            self._both_ways(method, handler.stream_stream, parse), None, serialize
-        )
+            inner = self._server_stream(method, _writing(handler.unary_stream))
+            stream = guard.server_stream(method, inner, answer)
+            return grpc.unary_stream_rpc_method_handler(stream, parse, serialize)
+        both_ways = guard.both_ways(method, self._both_ways(method, handler.stream_stream, parse), answer)
+        return grpc.stream_stream_rpc_method_handler(both_ways, None, serialize)
 
     def _unary(self, method: str, inner: Any) -> Any:
         async def answer(request: Any, context: Any) -> Any:
@@ -455,9 +471,9 @@ class ForwardingServer:
             return await relay_unary(link, method, raw, left, metadata)
 
         try:
-            if is_forwarded(context):
+            if is_forwarded():
                 raise error
-            raw, metadata = request.SerializeToString(), metadata_of(context)
+            raw, metadata = request.SerializeToString(), self._forwarder.metadata(method, context)
             timeout = error_mapping.remaining(context, LONG_CALLS.get(method, FORWARD_S))
             return await self._forwarder.elsewhere(error, self._port, here, there, timeout=timeout)
         except SavaError as failure:
@@ -469,7 +485,7 @@ class ForwardingServer:
                 await self._here(inner, request, opening)
 
             async def there(link: PeerChannel, _: float) -> None:
-                raw, metadata = request.SerializeToString(), metadata_of(context)
+                raw, metadata = request.SerializeToString(), self._forwarder.metadata(method, context)
                 left = context.time_remaining()
                 trailing = await relay_server_stream(link, method, raw, left, metadata, opening.write)
                 context.set_trailing_metadata(trailing)
@@ -480,6 +496,8 @@ class ForwardingServer:
         return answer
 
     def _both_ways(self, method: str, inner: Any, parse: Callable[[bytes], Any]) -> Any:
+        check = self._guard.opening_check(method)
+
         async def answer(_: Any, context: Any) -> None:
             async def here() -> None:
                 opening.rewind()
@@ -492,13 +510,13 @@ class ForwardingServer:
                     method,
                     opening.first,
                     context.time_remaining(),
-                    metadata_of(context),
+                    self._forwarder.metadata(method, context),
                     context.read,
                     opening.write,
                 )
                 context.set_trailing_metadata(trailing)
 
-            opening = RewindableStream(context, parse)
+            opening = RewindableStream(context, parse, check)
             await self._stream(opening, context, here, there)
 
         return answer
@@ -516,7 +534,7 @@ class ForwardingServer:
                 return
             except error_mapping.ELSEWHERE as elsewhere:
                 error: SavaError = elsewhere
-            if opening.has_begun or is_forwarded(context):
+            if opening.has_begun or is_forwarded():
                 raise error
             await self._forwarder.elsewhere(
                 error,

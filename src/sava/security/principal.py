@@ -33,10 +33,11 @@ class Principal(NamedTuple):
     @staticmethod
     def parse(text: str) -> Principal:
         """``user:alice``, or ``alice``, which means the same. Raises PrincipalInvalid."""
-        kind, colon, name = text.rpartition(":")
-        if not name or bool(colon) != bool(kind):
+        # The first colon: names of service accounts have some of their own.
+        kind, _, name = text.partition(":") if ":" in text else (USER, ":", text)
+        if not kind or not name:
             raise PrincipalInvalid(f"{text[:200]!r} is not a principal; write user:NAME")
-        return Principal(kind or USER, name)
+        return Principal(kind, name)
 
 
 ANONYMOUS: Final = Principal("anonymous", "anonymous")

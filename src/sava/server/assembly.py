@@ -4,6 +4,7 @@
 
     storage      the disk, the journal, the object store
     ledgers      the registration, the own journal as a ledger, and this disk as a mirror of others
+    guard        who may do what; before all that calls of others reach
     membership   who follows the registration and the view of the other brokers, the connections to them
     topics       the topics that are served here, and the calls about topics anywhere
     leadership   what the leader of the cluster does: controller, evictions, recovery of ledgers
@@ -22,6 +23,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
+
+import msgspec
 
 import sava
 from sava.api.admin.brokers import PREPARE, Brokers, LoadReporter
@@ -67,14 +70,20 @@ from sava.peer_connection import Dialer
 from sava.peers import tls
 from sava.peers.channels import PeerChannels
 from sava.peers.forwarding import Forwarder
+from sava.peers.guard import BrokerIdentity, Guard, Rules
 from sava.peers.partition_calls import PartitionCalls
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
 from sava.records import Message
 from sava.schemas.registry import SchemaRegistry
-from sava.security import audit
+from sava.security import audit, cluster_secret
 from sava.security.audit import Audit, AuditEvent
-from sava.security.quotas import Quotas
+from sava.security.cluster_secret import ClusterSecret
+from sava.security.permissions import Authorizer
+from sava.security.principal import Principal
+from sava.security.quotas import Quota, Quotas
+from sava.security.store import SecurityPolicies
+from sava.security.tokens import TokenIssuer, TokenVerifier
 from sava.server.replication import open_replication
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.journal import JournalOptions
@@ -137,6 +146,47 @@ def registration(
         is_tls=config.auth.tls is not None,
         version=sava.__version__,
         started_ms=time.time_ns() // 1_000_000,
+    )
+
+
+# -- who may do what ---------------------------------------------------------------------------
+
+
+def cluster_secret_of(config: Config) -> ClusterSecret:
+    given = config.auth.cluster_secret_file
+    return ClusterSecret(given or config.meta_store.data_dir / cluster_secret.FILE)
+
+
+def token_verifier(config: Config) -> TokenVerifier | None:
+    """None: no issuer is configured. Raises KeysInvalid."""
+    issuers = [
+        TokenIssuer(
+            issuer=each.issuer,
+            algorithm=each.algorithm,
+            audience=each.audience,
+            secret_file=each.secret_file,
+            public_key_file=each.public_key_file,
+            jwks_file=each.jwks_file,
+            jwks_url=each.jwks_url,
+        )
+        for each in config.auth.tokens
+    ]
+    return TokenVerifier(issuers, config.auth.clock_skew_seconds) if issuers else None
+
+
+def rules(config: Config, policies: SecurityPolicies) -> Rules | None:
+    """By which calls are decided; None: every caller may do everything. Raises PrincipalInvalid,
+    KeysInvalid."""
+    auth = config.auth
+    if not auth.is_enforced:
+        return None
+    return Rules(
+        authorizer=Authorizer(policies.policies, map(Principal.parse, auth.super_admins)),
+        policies=policies,
+        verifier=token_verifier(config),
+        cluster_name=config.cluster_name,
+        allows_anonymous=bool(auth.anonymous),
+        has_certificates=auth.tls is not None and auth.client_certificates != "none",
     )
 
 
@@ -204,6 +254,7 @@ class BrokerParts:
         self.leading = Leading(node)
         self.audit = Audit(config.auth.audit_level, broker=str(self.broker))
         self.quotas = Quotas()
+        self._known_quotas: list[Quota] = []
         self._metrics = metrics
         self._stops = stops
         self._store_id = ""
@@ -213,6 +264,7 @@ class BrokerParts:
     async def open(self) -> None:
         await self._open_storage()
         await self._open_ledgers()
+        self._make_guard()
         self._make_membership()
         self._make_topics()
         self._make_leadership()
@@ -268,6 +320,14 @@ class BrokerParts:
         self._stops.add("mirrors", self.mirrored.close)
         await self.mirrored.open()
 
+    def _make_guard(self) -> None:
+        self.security = SecurityPolicies(self.store)
+        self.security.load()
+        identity = BrokerIdentity(self.broker, cluster_secret_of(self.config))
+        self.guard = Guard(identity, rules(self.config, self.security), self.audit)
+        self.security.listen(self._quotas_changed)
+        self._quotas_changed()
+
     def _make_membership(self) -> None:
         self.registrar.listen(lambda: self.mirrored.registered(self.registrar.incarnation))
         self.view.listen(lambda topics: self.registrar.look() if topics is None else None)
@@ -279,7 +339,7 @@ class BrokerParts:
         peers = PeerChannels(self._router, self.config.auth)
         self.view.listen(lambda _: peers.look())
         self._stops.add("connections to peers", peers.close)
-        self.forwarder = Forwarder(self._router, peers, self.leading.leader, broker=self.broker)
+        self.forwarder = Forwarder(self._router, peers, self.leading.leader, guard=self.guard)
 
     def _make_topics(self) -> None:
         config, store = self.config, self.store
@@ -418,6 +478,12 @@ class BrokerParts:
         kv = self.store.local.get(registration_key(broker))
         return kv.lease if kv is not None else 0
 
+    def _quotas_changed(self) -> None:
+        known = [Quota(*msgspec.structs.astuple(record)) for record in self.security.quotas.values()]
+        if known != self._known_quotas:
+            self._known_quotas = known
+            self.quotas.set(known)
+
     async def _publish_audit(self, events: Sequence[AuditEvent]) -> None:
         """The topic is created when there is something to say."""
         await self.topics.ready()
@@ -467,6 +533,7 @@ class BrokerParts:
     async def start(self) -> None:
         """When the ports are open: from now on others may send something."""
         supervisor, resign = self.supervisor, self.leading.hand_over
+        self.security.start(supervisor)
         self.view.start(supervisor)
         self.journals.start(supervisor)
         await self.topics.start(supervisor)
@@ -561,6 +628,7 @@ class BrokerParts:
             ("journal", self.mirrored.lost),
             ("ledger records", self.journals.close),
             ("cluster view", self.view.close),
+            ("security policies", self.security.close),
         )
         is_in_order = True
         for what, stop in steps:

@@ -20,6 +20,7 @@ from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.topics.errors import TopicMoved
 from sava.topics.names import TopicName
+from tests.support.guards import guard_of
 from tests.support.network import free_ports
 from tests.support.waiting import PATIENCE_S
 
@@ -124,7 +125,7 @@ class Hosted:
     def __post_init__(self) -> None:
         self.service = Scripted(self.broker)
         self.peers = PeerChannels(self.view, Auth())
-        self.forwarder = Forwarder(self.view, self.peers, lambda: self.leader, broker=self.broker)
+        self.forwarder = Forwarder(self.view, self.peers, lambda: self.leader, guard=guard_of(self.broker))
 
     def registration(self, incarnation: int = 1) -> Registration:
         return Registration(

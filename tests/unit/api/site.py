@@ -49,6 +49,7 @@ from sava.topics.ownership import WrongState
 from sava.topics.rules import TopicSchemas
 from sava.topics.served import ServedTopics
 from sava.topics.specs import OwnershipState
+from tests.support.guards import guard_of
 from tests.support.topics import QUICK, World, others
 from tests.support.waiting import PATIENCE_S
 from tests.unit.cluster.fakes import Life
@@ -264,7 +265,7 @@ class Site:
         router = TopicRouter(view, topics.registry)
         peers = PeerChannels(router, Auth())
         stack.push_async_callback(peers.close)
-        forwarder = Forwarder(router, peers, lambda: LEADER, broker=broker)
+        forwarder = Forwarder(router, peers, lambda: LEADER, guard=guard_of(broker))
         director = Director(broker, world, view)
         node = FakeNode(Core(node=broker))
         server = aio.server()

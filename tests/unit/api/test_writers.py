@@ -22,7 +22,7 @@ from sava.peers.partition_calls import PartitionCalls
 from sava.proto import writers_pb2 as pb
 from sava.storage import staging
 from sava.storage.staging import Part, Section
-from sava.topics.errors import MessageInvalid, TopicUnknown
+from sava.topics.errors import TopicUnknown
 from sava.topics.publishing import Stage
 from sava.topics.served import ServedTopics
 from tests.support.objects import batch, message, section_of
@@ -135,19 +135,6 @@ async def test_a_topic_that_is_deleted_under_it_is_gone(place: Place) -> None:
         await asyncio.sleep(0)
     await place.topics.delete(ORDERS)
     assert (await publishing).is_gone
-
-
-async def test_clients_do_not_publish_parts_themselves(place: Place) -> None:
-    class Context:
-        def invocation_metadata(self) -> tuple[()]:
-            return ()
-
-        async def abort(self, status: object, text: str, trailing: object) -> None:
-            raise MessageInvalid(text)
-
-    service = writers.WritersService(cast(Any, None), place.here, store_url="file:///x")
-    with pytest.raises(MessageInvalid, match="for brokers"):
-        await service.PublishStaged(pb.PublishStagedRequest(topic=str(ORDERS)), Context())
 
 
 # -- asking others -----------------------------------------------------------------------------

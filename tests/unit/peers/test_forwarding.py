@@ -18,7 +18,9 @@ from sava.peers.channels import PeerChannel, PeerChannels, Unreachable
 from sava.peers.error_mapping import Relayed
 from sava.peers.forwarding import EOF
 from sava.proto import streams_pb2 as pb
+from sava.security.principal import ANONYMOUS
 from sava.topics.errors import NotOwner, TopicMoved, TopicUnknown
+from tests.support.guards import identity
 from tests.support.waiting import FAR_S, HURRIES, PATIENCE_S
 from tests.unit.api.brokers import ORDERS, Hosted, brokers
 from tests.unit.cluster.fakes import registration
@@ -55,12 +57,16 @@ async def test_the_owner_answers_a_call_with_the_metadata_that_the_client_sent(
     three: dict[int, Hosted],
 ) -> None:
     give(three, 2)
-    answer = await three[1].stub.Offsets(OFFSETS, metadata=(("authorization", "Bearer x"), ("k-bin", b"\0")))
+    """But for its token: who the client is, the first broker says."""
+    sent = (("authorization", "Bearer x"), ("trace", "t"), ("k-bin", b"\0"))
+    answer = await three[1].stub.Offsets(OFFSETS, metadata=sent)
     assert answer.next_offset == 2
     (got,) = three[2].service.metadata
-    assert got["authorization"] == "Bearer x"
-    assert got["k-bin"] == b"\0"
-    assert got["sava-forwarded"] == "1"
+    assert "authorization" not in got
+    assert (got["trace"], got["k-bin"]) == ("t", b"\0")
+    call = identity(3).read(PATH, got["sava-forwarded"], None)
+    assert call is not None
+    assert (call.forwarder, call.is_own, call.principal) == (1, False, ANONYMOUS)
 
 
 async def test_the_owner_gets_what_is_left_of_the_clients_deadline(three: dict[int, Hosted]) -> None:

@@ -145,7 +145,7 @@ class LedgersService(rpc.LedgersServicer):
 
     async def _as_the_leader_tells(self, method: str, request: Message, own: Reply, context: Any) -> Reply:
         """Its answer; ``own`` if there is none, which is what the records say."""
-        if is_forwarded(context):
+        if is_forwarded():
             return own
         try:
             told = await self._forwarder.ask_leader(method, request, type(own), timeout=ASK_S)

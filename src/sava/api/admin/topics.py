@@ -26,8 +26,8 @@ from sava.cluster.records import NotController
 from sava.config import PolicySettings
 from sava.errors import CallerError, SavaError
 from sava.metadata.store import MetadataStore
-from sava.peers import error_mapping, forwarding
-from sava.peers.forwarding import is_forwarded
+from sava.peers import error_mapping
+from sava.peers.forwarding import is_forwarded, is_from_broker
 from sava.proto import topics_admin_pb2 as pb
 from sava.proto import topics_admin_pb2_grpc as rpc
 from sava.storage.source_positions import is_replication_slot
@@ -156,7 +156,7 @@ class TopicsService(rpc.TopicsServicer):
     async def DescribeTopic(self, request: pb.DescribeTopicRequest, context: Any) -> pb.TopicDescription:
         """Asked by another broker it answers only for what it has itself, or what no broker has."""
         name = TopicName.parse(request.name)
-        if forwarding.is_forwarded(context) and not await self._parts.is_partitioned(name):
+        if is_forwarded() and not await self._parts.is_partitioned(name):
             return await self._complete(name, await self._parts.here(name))
         return await self._describe(name)
 
@@ -337,7 +337,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
             check_name(request.subscription, "subscription"),
         )
         start = describe.position(request.start)
-        if is_replication_slot(subscription) and is_forwarded(context):  # the leader's, who makes them
+        if is_replication_slot(subscription) and is_from_broker():  # the leader's, who makes them
             topic = await self._parts.topics.get(name)
             await topic.reliable.hold_slot(subscription, start)
             return describe.subscription_description(topic, subscription)
@@ -369,7 +369,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
     async def DeleteSubscription(
         self, request: pb.DeleteSubscriptionRequest, context: Any
     ) -> pb.DeleteSubscriptionResponse:
-        if is_replication_slot(request.subscription) and is_forwarded(context):
+        if is_replication_slot(request.subscription) and is_from_broker():
             topic = await self._parts.topics.get(TopicName.parse(request.topic))
             await topic.release_slot(request.subscription)
             return pb.DeleteSubscriptionResponse()
@@ -383,7 +383,7 @@ class SubscriptionsService(rpc.SubscriptionsServicer):
         self, request: pb.SeekSubscriptionRequest, context: Any
     ) -> pb.SubscriptionDescription:
         name, position = TopicName.parse(request.topic), describe.position(request.position)
-        if is_replication_slot(request.subscription) and is_forwarded(context):  # the leader's: only back
+        if is_replication_slot(request.subscription) and is_from_broker():  # the leader's: only back
             topic = await self._parts.topics.get(name)
             await topic.reliable.rewind(request.subscription, position)
             return describe.subscription_description(topic, request.subscription)

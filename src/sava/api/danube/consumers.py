@@ -138,7 +138,7 @@ class ConsumerService(rpc.ConsumerServiceServicer):
         try:
             with self._quotas.stream(current.get(), context.peer()) as usage:
                 write = _metered(context.write, usage)
-                if is_forwarded(context):
+                if is_forwarded():
                     await self._sessions.serve(request.consumer_id, write, self._broker_url)
                 else:
                     await ConsumerStream(
@@ -146,7 +146,7 @@ class ConsumerService(rpc.ConsumerServiceServicer):
                     ).run()
         except Exception as error:
             lasted = asyncio.get_running_loop().time() - began
-            if lasted < HOLD_S and not is_forwarded(context):
+            if lasted < HOLD_S and not is_forwarded():
                 await self._sessions.hold(request.consumer_id, HOLD_S - lasted)
             if not isinstance(error, SavaError):
                 raise
@@ -258,7 +258,8 @@ class ConsumerStream:
         link = await self._forwarder.owner_link(topic, "client", timeout=max(left, 0.0))
         if link is None:
             return  # it has come here
-        request, metadata = self._request.SerializeToString(), forwarding.metadata_of(self._context)
+        request = self._request.SerializeToString()
+        metadata = self._forwarder.metadata(RECEIVE_MESSAGES, self._context)
         began = self._loop.time()
         try:
             await forwarding.relay_server_stream(

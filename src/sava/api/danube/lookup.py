@@ -80,7 +80,7 @@ class HealthService(rpc.HealthCheckServicer):
             is_known = await self._is_known(request)
         except NotOwner as error:
             topic = TopicName.parse(error.topic)
-            is_known = is_forwarded(context) or await self._is_known_elsewhere(request, topic)
+            is_known = is_forwarded() or await self._is_known_elsewhere(request, topic)
         return _OK if is_known else _CLOSE
 
     async def _is_known(self, request: pb.HealthCheckRequest) -> bool:

@@ -26,7 +26,7 @@ from sava.proto import danube_api_pb2 as pb
 from sava.records import Message
 from sava.records import errors as records
 from sava.schemas import errors as schemas
-from sava.security import quotas
+from sava.security import permissions, quotas
 from sava.storage import errors as storage
 from sava.topics import errors as broker
 from sava.topics import names
@@ -75,6 +75,9 @@ STATUSES: Final[dict[type[SavaError], grpc.StatusCode]] = {
     cluster.MoveRefused: Status.FAILED_PRECONDITION,
     schemas.SchemaIncompatible: Status.FAILED_PRECONDITION,
     schemas.SubjectTypeMismatch: Status.FAILED_PRECONDITION,
+    # The caller is not known, or may not do this.
+    permissions.Unauthenticated: Status.UNAUTHENTICATED,
+    permissions.PermissionDenied: Status.PERMISSION_DENIED,
     # Another client has what is asked for.
     broker.SubscriptionBusy: Status.PERMISSION_DENIED,
     broker.ProducerBusy: Status.PERMISSION_DENIED,
