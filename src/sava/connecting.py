@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _SHOW: Final = (
-    "name the certificates of its cluster: SAVA_TLS_CERT, SAVA_TLS_KEY and SAVA_TLS_CA of a command, "
-    "tls=Tls(...) of a client, and https:// in the address of a client port"
+    "name the authority of its cluster, and the client's own certificate if brokers want one: SAVA_TLS_CA, "
+    "SAVA_TLS_CERT and SAVA_TLS_KEY of a command, tls=Tls(...) of a client, and https:// in the address"
 )
 _PLAIN: Final = "do without TLS: none of SAVA_TLS_*, no tls=Tls(...), and http:// in the address"
 _NAME: Final = "use an address that the certificate names, or give the broker one that names this address"

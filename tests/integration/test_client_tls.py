@@ -58,7 +58,7 @@ def test_commands_say_in_one_line_what_is_wrong_with_certificates(tmp_path: Path
             asked = sava("cluster", "status", SAVA_ADMIN=broker.admin, **environment)
             [line] = asked.stderr.splitlines()
             assert why in line
-            assert "SAVA_TLS_CERT, SAVA_TLS_KEY and SAVA_TLS_CA" in line
+            assert "SAVA_TLS_CA, SAVA_TLS_CERT and SAVA_TLS_KEY" in line
             found = sava("doctor", "-o", "json", SAVA_ADMIN=broker.admin, **environment)
             [finding] = json.loads(found.stdout)["findings"]
             assert why in finding["text"]

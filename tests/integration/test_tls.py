@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sava.api.admin_client import AdminClient
+from sava.api.admin_client import AdminClient, own_credentials
 from sava.config import Auth, TlsSettings
 from sava.errors import SavaError
 from sava.metadata.errors import Unavailable
@@ -49,6 +49,6 @@ async def test_members_talk_and_strangers_do_not(tmp_path: Path) -> None:
         for foreign in (Auth(), strangers):
             with pytest.raises(Unavailable):
                 await TcpTransport(foreign).identify(first.raft_address, timeout=2.0)
-            async with AdminClient(first.admin, foreign) as client:
+            async with AdminClient(first.admin, own_credentials(foreign)) as client:
                 with pytest.raises(SavaError):
                     await client.status(timeout=2.0)

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from sava.api.admin_client import PLAIN
 from sava.client.errors import ClientError
 from sava.client.loop_thread import LoopThread
 from sava.proto import topics_admin_pb2 as pb
 from tests.spark.conftest import s3_environment
 from tests.spark.runner_process import RunnerProcess
-from tests.support.brokers import Standalone
+from tests.support.brokers import PLAIN, Standalone
 from tests.support.long import only_long
 from tests.support.objects import S3Server
 from tests.support.replication import Side

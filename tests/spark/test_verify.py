@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sava.api.admin_client import PLAIN, AdminClient
+from sava.api.admin_client import AdminClient
 from sava.cli import replication
 from sava.cli.replication import question_of
 from sava.client.blocking import Client
@@ -221,7 +221,7 @@ class Command:
         """What the command compares."""
 
         async def ask() -> VerifyRequest:
-            async with AdminClient(self._east.broker.admin, PLAIN) as client:
+            async with AdminClient(self._east.broker.admin) as client:
                 return question_of(self.topic, WEST, *await replication.ask(client, self.topic, WEST), "")
 
         return self._loop.run(ask())

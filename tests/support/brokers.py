@@ -28,12 +28,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import grpc
 import yaml
 
-from sava.api.admin_client import PLAIN, AdminClient
+from sava.api.admin_client import AdminClient, own_credentials
 from sava.client import Client
 from sava.config import Auth
 from sava.proto import admin_pb2 as pb
@@ -49,6 +49,8 @@ from tests.support.waiting import PATIENCE_S, until
 FAST: dict[str, Any] = {"heartbeat_interval_ms": 50, "election_timeout_ms": 500}
 """For scenarios that are not about the default timeouts."""
 REPOSITORY = Path(__file__).parents[2]
+
+PLAIN: Final = Auth()
 
 
 def storage_in(directory: Path) -> dict[str, str]:
@@ -120,7 +122,7 @@ class BrokerProcess:
     @property
     def client(self) -> AdminClient:
         if self._client is None:
-            self._client = AdminClient(self.admin, self._auth)
+            self._client = AdminClient(self.admin, own_credentials(self._auth))
         return self._client
 
     async def start(self, *, wait: bool = True, **environment: str) -> None:

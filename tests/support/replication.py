@@ -23,7 +23,7 @@ from typing import Any, Self
 import grpc
 from grpc import aio
 
-from sava.api.admin_client import PLAIN, AdminClient
+from sava.api.admin_client import AdminClient, own_credentials
 from sava.client import Tls
 from sava.client.blocking import Client
 from sava.client.errors import ClientError
@@ -40,7 +40,7 @@ from sava.pipeline.runner.control import JobStatus
 from sava.proto import pipelines_pb2, streams_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
 from sava.records import Message
-from tests.support.brokers import Standalone, sava
+from tests.support.brokers import PLAIN, Standalone, sava
 from tests.support.network import free_ports
 from tests.support.waiting import PATIENCE_S, until, wait_until
 
@@ -61,7 +61,7 @@ class Side:
         return f"127.0.0.1:{self.broker.port}"
 
     async def call(self, service: str, method: str, request: Any) -> Any:
-        async with AdminClient(self.broker.admin, self.auth) as client:
+        async with AdminClient(self.broker.admin, own_credentials(self.auth)) as client:
             return await client.call(getattr(getattr(client, service), method), request, timeout=PATIENCE_S)
 
     async def replication(self, method: str, request: Any) -> Any:

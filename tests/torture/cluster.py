@@ -24,11 +24,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
-from sava.api.admin_client import PLAIN, AdminClient
+from sava.api.admin_client import AdminClient, own_credentials
 from sava.config import Auth
 from sava.errors import SavaError
 from sava.proto import admin_pb2, brokers_pb2, ledgers_pb2, topics_admin_pb2
 from tests.integration.test_tls import make_certificates
+from tests.support.brokers import PLAIN
 from tests.support.network import Links, free_ports
 from tests.support.objects import BUCKET, S3Server
 from tests.support.waiting import NotInTime, until
@@ -220,7 +221,7 @@ class Broker:
     @property
     def client(self) -> AdminClient:
         if self._client is None:
-            self._client = AdminClient(self.admin, self._around.auth)
+            self._client = AdminClient(self.admin, own_credentials(self._around.auth))
         return self._client
 
     @property

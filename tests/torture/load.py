@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 import uvloop
 
-from sava.api.admin_client import PLAIN, AdminClient
+from sava.api.admin_client import AdminClient, own_credentials
 from sava.client import Client, Tls
 from sava.client.errors import ClientError, OutcomeUnknown
 from sava.client.producer import Producer
@@ -35,6 +35,7 @@ from sava.config import Auth, TlsSettings
 from sava.errors import SavaError
 from sava.metadata import errors as metadata_errors
 from sava.proto import admin_pb2 as pb
+from tests.support.brokers import PLAIN
 from tests.torture.history import (
     Acked,
     Called,
@@ -281,7 +282,7 @@ class Load:
             number += 1
             admin = self._plan.admins[number % len(self._plan.admins)]
             try:
-                async with AdminClient(admin, self._plan.auth()) as client:
+                async with AdminClient(admin, own_credentials(self._plan.auth())) as client:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(chance.uniform(5, 30)):
                             await self._follow(client, watcher)
@@ -379,7 +380,7 @@ class Registers:
         seen: dict[str, int] = {}
         while not self._is_over():
             admin = chance.choice(self._plan.admins)
-            async with AdminClient(admin, self._plan.auth()) as client:
+            async with AdminClient(admin, own_credentials(self._plan.auth())) as client:
                 for _ in range(chance.randrange(5, 40)):
                     if self._is_over():
                         break
@@ -451,7 +452,7 @@ class Registers:
             began = time.monotonic()
             try:
                 async with AdminClient(
-                    self._plan.admins[number % len(self._plan.admins)], self._plan.auth()
+                    self._plan.admins[number % len(self._plan.admins)], own_credentials(self._plan.auth())
                 ) as client:
                     _, revision, kv = await self._ask(client, "put", END_KEY, value, 0)
             except SavaError as error:

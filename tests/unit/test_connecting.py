@@ -16,14 +16,14 @@ HANDSHAKE = f"{FAILED}UNKNOWN: ipv4:127.0.0.1:1: Tls handshake failed (TSI_PROTO
         pytest.param(
             f"{FAILED}UNAVAILABLE: ipv4:127.0.0.1:1: Socket closed",
             "shows no certificate",
-            "SAVA_TLS_CERT, SAVA_TLS_KEY and SAVA_TLS_CA",
+            "SAVA_TLS_CA, SAVA_TLS_CERT and SAVA_TLS_KEY",
             id="no certificate is shown",
         ),
         pytest.param(
             f"{HANDSHAKE}error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: "
             "unable to get local issuer certificate: OK",
             "not trusted here: unable to get local issuer certificate",
-            "SAVA_TLS_CERT, SAVA_TLS_KEY and SAVA_TLS_CA",
+            "SAVA_TLS_CA, SAVA_TLS_CERT and SAVA_TLS_KEY",
             id="another authority",
         ),
         pytest.param(

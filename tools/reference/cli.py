@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import typer.main
 
-from sava.cli.connection import TLS_VARIABLES
+from sava.cli.connection import VARIABLES
 from sava.cli.main import tree
 from tools.reference.pages import anchor, page, prose, table
 
@@ -55,11 +55,11 @@ def render() -> str:
     commands = list(walk(root, "sava"))
     common = common_rows(commands, COMMON)
     groups = grouped(commands)
-    variables = [(f"`{name}`", meaning) for name, meaning in TLS_VARIABLES.items()]
+    variables = [(f"`{name}`", meaning) for name, meaning in VARIABLES.items()]
     return page(
         "The sava command",
         INTRODUCTION,
-        table(("variable", "a file in PEM"), variables),
+        table(("variable", ""), variables),
         table(("commands", ""), index(groups)),
         COMMON_HEAD,
         table((*NO_HEADS, "commands"), [(*row, users(row, commands)) for row in common]),

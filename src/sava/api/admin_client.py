@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from sava.config import Auth
-from sava.peers import error_mapping, tls
+from sava.peers import error_mapping
 from sava.proto import admin_pb2 as pb
 from sava.proto import admin_pb2_grpc as rpc
 from sava.proto import brokers_pb2_grpc as brokers_rpc
@@ -33,21 +33,28 @@ from sava.proto import doctor_pb2_grpc as doctor_rpc
 from sava.proto import ledgers_pb2_grpc as ledgers_rpc
 from sava.proto import pipelines_pb2_grpc as pipelines_rpc
 from sava.proto import replication_pb2_grpc as replication_rpc
+from sava.proto import security_pb2_grpc as security_rpc
 from sava.proto import topics_admin_pb2_grpc as topics_rpc
 from sava.proto import writers_pb2_grpc as writers_rpc
+from sava.security.credentials import PLAIN, Credentials, Metadata, Tls
 
 MAX_MESSAGE_BYTES = 64 << 20
-PLAIN = Auth()
 CALL_TIMEOUT_S = 15.0
 """A little longer than the store's own default, so that its answer, and not the transport's, is what people
 see."""
 
-_OPTIONS: tls.Options = (
+_OPTIONS: Final = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+
+
+def own_credentials(auth: Auth) -> Credentials:
+    """What a broker with these settings shows when it is the client."""
+    tls = auth.tls
+    return Credentials(tls=None if tls is None else Tls(tls.ca_file, tls.cert_file, tls.key_file))
 
 
 class Method:
@@ -75,9 +82,11 @@ class _NamedMethods:
 
 
 class AdminClient:
-    def __init__(self, target: str, auth: Auth = PLAIN) -> None:
+    def __init__(self, target: str, credentials: Credentials = PLAIN) -> None:
+        """Raises CredentialsInvalid."""
         self.target = target
-        self._channel = tls.open_channel(target, auth, _OPTIONS)
+        self._credentials = credentials
+        self._channel = credentials.open_channel(target, _OPTIONS)
         self._name = f"broker {target}"
         self.changes = 0
         """Changes that the broker has confirmed."""
@@ -94,6 +103,7 @@ class AdminClient:
         self.doctor: Any = doctor_rpc.DoctorStub(channel)
         self.pipelines: Any = pipelines_rpc.PipelinesStub(channel)
         self.replication: Any = replication_rpc.ReplicationStub(channel)
+        self.security: Any = security_rpc.SecurityStub(channel)
         self.schemas: Any = schema_rpc.SchemaRegistryStub(channel)
         stubs = [each for each in vars(self).values() if type(each).__name__.endswith("Stub")]
         self._methods: dict[str, Method] = {
@@ -106,6 +116,9 @@ class AdminClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         await self._channel.close(None)
 
     async def call(self, method: Any, request: Any, *, timeout: float = CALL_TIMEOUT_S) -> Any:
@@ -117,18 +130,44 @@ class AdminClient:
         check = check_of(method.path, request)
         if check is not None:
             await self._connect(timeout)
+
+        async def attempt(shown: Metadata) -> Any:
+            return await method(request, timeout=max(deadline - clock(), 0.001), metadata=shown)
+
+        shown = await self._credentials.metadata()
         try:
-            answer = await method(request, timeout=max(deadline - clock(), 0.001))
+            try:
+                answer = await attempt(shown)
+            except aio.AioRpcError as error:
+                renewed = await self._renewed(error, shown)
+                if renewed is None:
+                    raise
+                answer = await attempt(renewed)
         except aio.AioRpcError as error:
             raise error_mapping.raised_by(error, target=self._name, check=check) from error
         self.changes += check is not None
         return answer
+
+    async def _renewed(self, error: aio.AioRpcError, shown: Metadata) -> Metadata | None:
+        """What to show instead after an error, if that is that the token has ended."""
+        if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+            return None
+        return await self._credentials.renewed(shown)
 
     async def ask(self, request: Message, method: str = "", *, timeout: float = CALL_TIMEOUT_S) -> Any:
         """``await client.ask(StatusRequest())``: as ``call``, with the method of this name, or the one that
         the request is named after."""
         named = self._methods[method or type(request).__name__.removesuffix("Request")]
         return await self.call(named, request, timeout=timeout)
+
+    async def is_there(self, timeout: float) -> bool:
+        """Whether a connection stands within this time."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._channel.channel_ready()
+        except TimeoutError:
+            return False
+        return True
 
     async def _connect(self, timeout: float) -> None:
         """Until a connection stands. A harmless question goes first when none does yet: without it, gRPC
@@ -137,7 +176,8 @@ class AdminClient:
         if self._channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
             return
         try:
-            await self.cluster.Status(pb.StatusRequest(), timeout=timeout)
+            shown = await self._credentials.metadata()
+            await self.cluster.Status(pb.StatusRequest(), timeout=timeout, metadata=shown)
         except aio.AioRpcError as error:
             # Any other answer, even a refusal, came over a connection.
             if error.code() in error_mapping.TRANSPORT:
@@ -154,7 +194,7 @@ class AdminClient:
         check = check_of(method.path, request)
         if check is not None:
             await self._connect(CALL_TIMEOUT_S if timeout is None else min(timeout, CALL_TIMEOUT_S))
-        call = method(request, timeout=timeout)
+        call = method(request, timeout=timeout, metadata=await self._credentials.metadata())
         try:
             async for response in call:
                 yield response
@@ -181,6 +221,9 @@ _SERVICES: Final = {
     "/sava.admin.Ledgers/": ("ListLedgers", "DescribeLedger"),
     "/sava.admin.Doctor/": ("Examine",),
     "/sava.admin.Pipelines/": ("ListPipelines", "ListRunners"),
+    "/sava.admin.Security/": (
+        *("WhoAmI", "CanI", "ListRoles", "ListBindings", "ListRevocations", "ListQuotas"),
+    ),
     "/sava.admin.Replication/": (
         *("ListRemotes", "TestRemote", "GetReplication", "GetReplicationStatus", "GetLink"),
     ),
@@ -200,6 +243,10 @@ _PIPELINE: Final = "sava pipelines describe {0.name}"
 _TOPIC: Final = "sava topics describe {0.name}"
 _SUBSCRIPTION: Final = "sava subscriptions describe {0.topic} {0.subscription}"
 _NAMESPACE: Final = "sava namespaces describe {0.namespace}"
+_ROLES: Final = "sava auth roles list"
+_BINDINGS: Final = "sava auth bindings list"
+_REVOCATIONS: Final = "sava auth revocations"
+_QUOTAS: Final = "sava auth quotas list"
 _SCHEMA_TOPIC: Final = "sava schemas topic {0.topic_name}"
 
 CHANGES: Final[dict[str, str]] = {
@@ -249,6 +296,14 @@ CHANGES: Final[dict[str, str]] = {
     "/sava.admin.Replication/ClearReplication": "sava replication get {0.scope}",
     "/sava.admin.Replication/ReportLink": "sava replication status",
     "/sava.admin.Replication/RecreateRemoteTopic": "sava replication status {0.topic}",
+    "/sava.admin.Security/SetRole": _ROLES,
+    "/sava.admin.Security/DeleteRole": _ROLES,
+    "/sava.admin.Security/CreateBinding": _BINDINGS,
+    "/sava.admin.Security/DeleteBinding": _BINDINGS,
+    "/sava.admin.Security/Revoke": _REVOCATIONS,
+    "/sava.admin.Security/DeleteRevocation": _REVOCATIONS,
+    "/sava.admin.Security/SetQuota": _QUOTAS,
+    "/sava.admin.Security/DeleteQuota": _QUOTAS,
     "/sava.writers.Writers/Commit": "sava writers list",
     "/sava.writers.Writers/PublishStaged": "sava writers list",
     "/sava.writers.Writers/ForgetWriter": "sava writers list",

@@ -13,15 +13,14 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from rich.filesize import decimal
 
-from sava.api.admin_client import AdminClient
 from sava.cli.connection import (
     DEFAULT_ADMIN,
     DEFAULT_SERVICE,
     AdminOption,
     ServiceOption,
-    auth_from_environment,
+    reached,
     run_to_end,
-    tls_for,
+    shown_to,
 )
 from sava.cli.output import ProgressLine, print_json, print_line, print_progress, print_table
 from sava.cli.produce import CompressionOption
@@ -330,7 +329,7 @@ def run_produce(service: str, load: Production, output: BenchOutput) -> None:
     run = runs.ProduceRun(load)
 
     async def work(progress: LoadProgress) -> None:
-        async with Client(service, tls=tls_for(service)) as client:
+        async with Client(service, **shown_to(service)) as client:
             await run.go(client, progress)
 
     _carry_out(run, work, output)
@@ -363,8 +362,8 @@ def _run_with_consumers(
 ) -> None:
     async def work(progress: LoadProgress) -> None:
         async with (
-            AdminClient(admin, auth_from_environment()) as asked,
-            Client(service, tls=tls_for(service)) as client,
+            await reached(admin) as asked,
+            Client(service, **shown_to(service)) as client,
         ):
             subscription = LoadSubscription(asked, load.topic, load.subscription)
             async with nullcontext() if is_kept else _forgetting(subscription):
@@ -396,7 +395,7 @@ def run_metadata(
     run = runs.MetadataRun(load)
 
     async def work(progress: LoadProgress) -> None:
-        async with AdminClient(admin, auth_from_environment()) as client:
+        async with await reached(admin) as client:
             await run.go(client, progress)
 
     _carry_out(run, work, output)

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from sava.api.recovery import recover
-from sava.cli.connection import MAX_ID, AdminSession, auth_from_environment, command, is_id, run_to_end
+from sava.cli.connection import MAX_ID, AdminSession, command, is_id, raft_auth_from_environment, run_to_end
 from sava.cli.output import as_dict, print_fields, print_json, print_line, print_rows, print_unconfirmed
 from sava.metadata.bootstrap import ForceReport, NotConfirmed
 from sava.proto import admin_pb2 as pb
@@ -158,7 +158,7 @@ def force(
         return yes
 
     try:
-        run_to_end(recover(data_dir, addr, auth_from_environment(), confirm))
+        run_to_end(recover(data_dir, addr, raft_auth_from_environment(), confirm))
     except NotConfirmed as error:
         raise NotConfirmed(f"{error}; repeat with --yes to do it") from error
     print_line("done: start the broker, then wipe the given-up members and add them as new nodes")

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import re
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, cast
+from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypedDict, TypeVar, cast
 
 import typer
 from google.protobuf.message import Message
@@ -21,9 +22,7 @@ from sava.cli.output import Format, Output, as_dict, print_json, print_line, pri
 from sava.config import Auth, ConfigInvalid, TlsSettings
 from sava.errors import CallerError, Outcome, SavaError
 from sava.proto import brokers_pb2 as pb
-
-if TYPE_CHECKING:  # the client takes a third of a second to import, and most commands do without
-    from sava.client import Tls as ClientTls
+from sava.security.credentials import Credentials, Tls, Token
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -31,10 +30,11 @@ P = ParamSpec("P")
 AdminOption = Annotated[
     str,
     typer.Option(
+        "--cluster",
         "--admin",
-        envvar="SAVA_ADMIN",
+        envvar=["SAVA_CLUSTER", "SAVA_ADMIN"],
         metavar="HOST:PORT",
-        help="Admin address of any broker of the cluster.",
+        help="Admin address of any broker of the cluster; several with commas between, tried in turn.",
     ),
 ]
 DEFAULT_ADMIN = "127.0.0.1:50051"
@@ -51,14 +51,25 @@ ServiceOption = Annotated[
 DEFAULT_SERVICE = "http://127.0.0.1:6650"
 
 MAX_ID: Final = (1 << 64) - 1
+CONNECT_S: Final = 2.0
+"""For each of several addresses."""
+_ADDRESS: Final = re.compile(r"[^\s/@]+:\d{1,5}")
 _START_ONE: Final = "; `sava up` starts a cluster on this machine, "
 
-TLS_VARIABLES = {
-    "SAVA_TLS_CERT": "The certificate that commands show to brokers.",
-    "SAVA_TLS_KEY": "Its key.",
+VARIABLES: Final = {
+    "SAVA_CLUSTER": "As --cluster.",
     "SAVA_TLS_CA": "The authority that has signed what brokers show.",
+    "SAVA_TLS_CERT": "The certificate that commands show to brokers, where those want one.",
+    "SAVA_TLS_KEY": "Its key.",
+    "SAVA_TOKEN": "The token that goes with every call.",
+    "SAVA_TOKEN_FILE": "The file that has it, in place of SAVA_TOKEN; it is read with every call.",
 }
-"""Files in PEM. No options: a user who needs them needs them for every command."""
+"""Files in PEM. No options: a user who needs them needs them for every command, and a token in the arguments
+of a process can be read by every user of the machine."""
+
+
+class BadAddress(CallerError):
+    """An option that names no address."""
 
 
 class PartlyDone(SavaError):
@@ -69,7 +80,7 @@ class PartlyDone(SavaError):
 
 def run(admin: str, work: Callable[[AdminClient], Awaitable[T]]) -> T:
     async def connected() -> T:
-        async with AdminClient(admin, auth_from_environment()) as client:
+        async with await reached(admin) as client:
             try:
                 return await work(client)
             except SavaError as error:
@@ -80,17 +91,67 @@ def run(admin: str, work: Callable[[AdminClient], Awaitable[T]]) -> T:
     return run_to_end(connected())
 
 
-def auth_from_environment() -> Auth:
-    """All of ``TLS_VARIABLES`` together switch to mutual TLS."""
-    given = {name: os.environ[name] for name in TLS_VARIABLES if os.environ.get(name)}
-    if not given:
+async def reached(admin: str) -> AdminClient:
+    """The first of these addresses that accepts a connection; if none does, the first, whose error says
+    why."""
+    addresses, credentials = way_to(admin)
+    for address in addresses[:-1] and addresses:
+        client = AdminClient(address, credentials)
+        if await client.is_there(CONNECT_S):
+            return client
+        await client.close()
+    return AdminClient(addresses[0], credentials)
+
+
+def way_to(admin: str) -> tuple[list[str], Credentials]:
+    """The addresses of admin ports that an option names, and what to show there."""
+    given = [each.strip() for each in admin.split(",") if each.strip()]
+    addresses = [each.rpartition("//")[2].rstrip("/") for each in given]
+    if not addresses or not all(_ADDRESS.fullmatch(each) for each in addresses):
+        raise BadAddress(f"{admin[:200]!r} is no address; write HOST:PORT, several with commas between")
+    is_https = any(each.startswith("https://") for each in given)
+    return addresses, Credentials(tls=tls_from_environment(is_https=is_https), token=_token())
+
+
+def tls_from_environment(*, is_https: bool = False) -> Tls | None:
+    """Any of the variables switches to TLS, as an https:// address does."""
+    ca, cert, key = (os.environ.get(f"SAVA_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
+    if not (ca or cert or key or is_https):
+        return None
+    if bool(cert) != bool(key):
+        has, lacks = ("CERT", "KEY") if cert else ("KEY", "CERT")
+        raise ConfigInvalid(f"SAVA_TLS_{has} is set, but not SAVA_TLS_{lacks}; a certificate needs its key")
+    return Tls(ca, cert, key)
+
+
+def _token() -> Token | None:
+    text, file = os.environ.get("SAVA_TOKEN"), os.environ.get("SAVA_TOKEN_FILE")
+    if text and file:
+        raise ConfigInvalid("SAVA_TOKEN and SAVA_TOKEN_FILE are both set; unset one")
+    return Path(file) if file else text or None
+
+
+class Shown(TypedDict):
+    """What the client library takes."""
+
+    token: Token | None
+    tls: Tls | None
+
+
+def shown_to(service: str) -> Shown:
+    """To a client port. Its address says whether it has TLS."""
+    is_https = service.startswith("https://")
+    return Shown(token=_token(), tls=tls_from_environment(is_https=True) if is_https else None)
+
+
+def raft_auth_from_environment() -> Auth:
+    """To Raft ports, where both ends show a certificate."""
+    tls = tls_from_environment()
+    if tls is None:
         return Auth()
-    if missing := [name for name in TLS_VARIABLES if name not in given]:
-        raise ConfigInvalid(
-            f"{', '.join(given)} set, but not {', '.join(missing)}; mutual TLS needs all three"
-        )
-    cert, key, ca = (Path(given[name]) for name in TLS_VARIABLES)
-    return Auth(tls=TlsSettings(cert_file=cert, key_file=key, ca_file=ca))
+    if tls.ca is None or tls.cert is None or tls.key is None:
+        raise ConfigInvalid("between brokers SAVA_TLS_CA, SAVA_TLS_CERT and SAVA_TLS_KEY are needed together")
+    return Auth(tls=TlsSettings(ca_file=Path(tls.ca), cert_file=Path(tls.cert), key_file=Path(tls.key)))
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -111,16 +172,6 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(interruptible())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-
-
-def tls_for(service: str) -> ClientTls | None:
-    """For an ``https://`` address: the files that the environment names, as for the admin port."""
-    files = auth_from_environment().tls
-    if files is None or not service.startswith("https://"):
-        return None
-    from sava.client import Tls as ClientTls
-
-    return ClientTls(ca=files.ca_file, cert=files.cert_file, key=files.key_file)
 
 
 # -- commands that ask a broker ------------------------------------------------

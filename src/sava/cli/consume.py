@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, cast
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_SERVICE, ServiceOption, run, run_to_end, tls_for
+from sava.cli.connection import DEFAULT_SERVICE, ServiceOption, run, run_to_end, shown_to
 from sava.cli.messages import POSITION_FORMS, Position, Printer, parse_position, reader_may_leave
 from sava.cli.output import RawFormat
 from sava.cli.subscriptions import Type
@@ -226,7 +226,7 @@ async def _next(batches: AsyncIterator[Batch], timeout: float | None) -> Batch |
 
 def _run(service: str, work: Callable[[Client], Awaitable[object]]) -> None:
     async def connected() -> None:
-        async with Client(service, tls=tls_for(service)) as client:
+        async with Client(service, **shown_to(service)) as client:
             await work(client)
 
     with reader_may_leave():

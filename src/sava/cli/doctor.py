@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, auth_from_environment, run_to_end, tls_for
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, run_to_end, way_to
 from sava.cli.output import Format, ProgressLine, print_json, print_line
 from sava.doctor.brokers import visit
 from sava.doctor.observation import Access
@@ -46,13 +46,8 @@ def doctor(
     subscriptions without progress, pipelines and replication, the object store.
 
     Says what is wrong and what to do. Exit code 1 if something is."""
-    auth = auth_from_environment()
-    access = Access(
-        admin=admin,
-        auth=auth,
-        service=service or "",
-        tls=tls_for(service or ("https://" if auth.tls is not None else "http://")),
-    )
+    [admin, *_], credentials = way_to(admin)
+    access = Access(admin=admin, credentials=credentials, service=service or "")
     with ProgressLine() as progress:
         findings = run_to_end(visit(access, watch_s=watch, min_free=min_free / 100, tell=progress.show))
     troubles = sum(finding.level.is_trouble for finding in findings)

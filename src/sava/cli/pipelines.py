@@ -17,7 +17,7 @@ import yaml
 
 from sava import logs
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_ADMIN, AdminOption, AdminSession, auth_from_environment, command
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, AdminSession, command, tls_from_environment
 from sava.cli.messages import moment
 from sava.cli.output import as_dict, print_fields, print_json, print_line, print_rows
 from sava.errors import CallerError, Outcome, RetryableError
@@ -291,11 +291,8 @@ def run_(
     """Run pipelines until SIGTERM or Ctrl-C: they stop after their current batch then (a second signal: at
     once). Several runners share the work, and take over from each other."""
     # Only here: other commands need no Spark.
-    from sava.client.connection import Tls
     from sava.pipeline.runner import process
 
-    auth = auth_from_environment()
-    tls = Tls(auth.tls.ca_file, auth.tls.cert_file, auth.tls.key_file) if auth.tls is not None else None
     logs.set_up()
     options = process.RunnerOptions(
         admin=admin,
@@ -304,7 +301,7 @@ def run_(
         checkpoints=checkpoints.absolute(),
         python_path=tuple(python_path or ()),
         conf=_pairs(conf, "--conf"),
-        tls=tls,
+        tls=tls_from_environment(),
         ttl_s=claim_ttl,
         stuck_s=stuck_after,
     )

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, cast
 import typer
 from rich.filesize import decimal
 
-from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, ServiceOption, run, tls_for
+from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, ServiceOption, run, shown_to
 from sava.cli.output import QUIET_S, Format, ProgressLine, print_json, print_line
 from sava.client import UNKNOWN_OFFSET, Sent
 from sava.client.blocking import Client
@@ -246,7 +246,7 @@ def publish(
 ) -> None:
     published = PublishedSoFar()
     began = time.monotonic()
-    with Client(service, tls=tls_for(service)) as client:
+    with Client(service, **shown_to(service)) as client:
         producer = client.producer(
             topic,
             name=options.name,

@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import AdminSession, auth_from_environment, command
+from sava.cli.connection import AdminSession, command, tls_from_environment
 from sava.cli.messages import instant, parse_time, position_message
 from sava.cli.output import as_dict, print_fields, print_json, print_line, print_rows, print_table
 from sava.errors import CallerError, RetryableError
@@ -280,10 +280,7 @@ def _since(question: VerifyRequest, since: str) -> dict[int, tuple[int, int]]:
 def _access_here(service: str) -> ClusterAccess:
     from sava.pipeline.cluster import ClusterAccess
 
-    tls = auth_from_environment().tls
-    if tls is None:
-        return ClusterAccess(service)
-    return ClusterAccess(service, ca=str(tls.ca_file or ""), cert=str(tls.cert_file), key=str(tls.key_file))
+    return ClusterAccess.by_files(service, tls_from_environment())
 
 
 def _access_there(remote: pb.Remote) -> ClusterAccess:

@@ -24,16 +24,16 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from sava import config as settings
-from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_ADMIN, AdminSession, auth_from_environment, command, run_to_end
+from sava.api.admin_client import AdminClient, own_credentials
+from sava.cli.connection import DEFAULT_ADMIN, AdminSession, command, run_to_end, way_to
 from sava.cli.messages import Printer, instant
 from sava.cli.output import Format, Output, RawFormat, plain_console, print_json, print_line, print_table
-from sava.config import Auth
 from sava.errors import HostError
 from sava.metadata.commands import KeyValue
 from sava.metadata.store import RangeResult
 from sava.proto import admin_pb2 as pb
 from sava.records import RecordBatch
+from sava.security.credentials import Credentials
 from sava.storage import inspection
 from sava.storage.catalog import HOLD_KEY as HOLD
 from sava.storage.errors import UnsupportedStore
@@ -179,21 +179,21 @@ class Place(NamedTuple):
     """Where descriptors and objects are."""
 
     admin: str
-    auth: Auth
+    credentials: Credentials
     url: str
 
 
 def place(config: Path | None, url: str, admin: str) -> Place:
     """As given, else as the broker of this machine has it from ``config`` and the environment."""
     loaded = settings.load(config)
-    auth = auth_from_environment()
+    [address, *_], credentials = way_to(admin or DEFAULT_ADMIN)
     if config is None:
-        return Place(admin or DEFAULT_ADMIN, auth, url or loaded.storage.url)
+        return Place(address, credentials, url or loaded.storage.url)
     host = loaded.broker.host
     local = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
     return Place(
-        admin or f"{local}:{loaded.broker.ports.admin}",
-        loaded.auth if auth.tls is None else auth,
+        address if admin else f"{local}:{loaded.broker.ports.admin}",
+        own_credentials(loaded.auth) if credentials.is_plain else credentials,
         url or loaded.storage.url,
     )
 
@@ -228,7 +228,7 @@ class RemoteRecords:
 
 def _ask(where: Place, work: Callable[[RemoteRecords], Awaitable[T]]) -> T:
     async def connected() -> T:
-        async with AdminClient(where.admin, where.auth) as client:
+        async with AdminClient(where.admin, where.credentials) as client:
             return await work(RemoteRecords(client))
 
     return run_to_end(connected())

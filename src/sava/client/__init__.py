@@ -22,18 +22,20 @@
 """
 
 from sava.client.client import Client
-from sava.client.connection import Tls
 from sava.client.consumer import Consumer
 from sava.client.errors import (
     ClientError,
     Closed,
     ConsumerReplaced,
+    Denied,
     OutcomeUnknown,
+    PermissionDenied,
     ProducerFenced,
     Refused,
     Timeout,
     TopicUnknown,
     Unanswered,
+    Unauthenticated,
     Unavailable,
 )
 from sava.client.messages import Batch, Codec, SchemaCodec, TypedMessage
@@ -41,6 +43,7 @@ from sava.client.outgoing import UNKNOWN_OFFSET
 from sava.client.producer import Producer, Sent
 from sava.client.reader import Reader
 from sava.records import Message
+from sava.security.credentials import Tls
 
 __all__ = [
     "UNKNOWN_OFFSET",
@@ -51,8 +54,10 @@ __all__ = [
     "Codec",
     "Consumer",
     "ConsumerReplaced",
+    "Denied",
     "Message",
     "OutcomeUnknown",
+    "PermissionDenied",
     "Producer",
     "ProducerFenced",
     "Reader",
@@ -64,5 +69,6 @@ __all__ = [
     "TopicUnknown",
     "TypedMessage",
     "Unanswered",
+    "Unauthenticated",
     "Unavailable",
 ]

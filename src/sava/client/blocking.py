@@ -26,11 +26,11 @@ from sava.client import Client as AsyncClient
 from sava.client import Consumer as AsyncConsumer
 from sava.client import Producer as AsyncProducer
 from sava.client import Reader as AsyncReader
-from sava.client.connection import Tls, Token
 from sava.client.errors import Closed, Refused
 from sava.client.loop_thread import LoopThread
 from sava.client.messages import SchemaCodec
 from sava.records import Message
+from sava.security.credentials import Tls, Token
 
 Wrapped = TypeVar("Wrapped", AsyncProducer, AsyncConsumer, AsyncReader)
 Made = TypeVar("Made")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
-from sava.client.connection import Connection, Tls, Token
+from sava.client.connection import Connection
 from sava.client.consumer import Consumer
 from sava.client.messages import Codec, End, SchemaCodec, Start, codec_of
 from sava.client.producer import Producer
@@ -16,6 +16,7 @@ from sava.client.publish_stream import ProducerOptions
 from sava.client.reader import Reader, ReaderOptions
 from sava.client.subscribe_stream import ConsumerOptions, SubscriptionType
 from sava.proto import streams_pb2 as pb
+from sava.security.credentials import Tls, Token
 
 Made = TypeVar("Made", Producer, Consumer, Reader)
 
@@ -24,8 +25,9 @@ class Client:
     """addresses  ``"http://host:6650"``, ``https://`` or ``host:port``; several as a list or with commas
     between.
                Any broker of the cluster will do, and one that answers is enough.
-    token      goes with every call as ``authorization: Bearer …``; a callable is asked for it each time.
-    tls        files for ``https``; see Tls.
+    token      goes with every call as ``authorization: Bearer …``: the token, a Path of the file that has it,
+               which is read each time, or a callable, also an async one, which is asked each time.
+    tls        files for ``https``; see Tls. With a token the client needs no certificate.
     timeout    seconds for looking up and opening, retries included.
 
     Owned by one event loop, as is everything made from it.

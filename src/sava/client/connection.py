@@ -10,18 +10,14 @@ within a few seconds (``liveness``), and asks it last for a while. Owned by one 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
-import grpc
 from grpc import aio
 
 from sava.client.errors import (
@@ -30,6 +26,7 @@ from sava.client.errors import (
     Refused,
     TopicUnknown,
     Unanswered,
+    Unauthenticated,
     Unavailable,
     error_of,
     of_change,
@@ -39,9 +36,9 @@ from sava.errors import SavaError
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import MAX_BATCH_BYTES
+from sava.security.credentials import Credentials, CredentialsInvalid, Metadata, Token
+from sava.security.credentials import Tls as Tls
 from sava.tasks import Backoff, cancelled, first_write, is_done_within, spawn
-
-Token = str | Callable[[], str | Awaitable[str]]
 
 log = logging.getLogger(__name__)
 
@@ -93,27 +90,6 @@ _first_user: int | None = None
 in a child of that process: its calls would never end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """Files in PEM. Without ``ca`` the system's authorities are trusted; ``cert`` and ``key`` show who the
-    client is."""
-
-    ca: str | Path | None = None
-    cert: str | Path | None = None
-    key: str | Path | None = None
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Raises Refused when a file cannot be read."""
-        return grpc.ssl_channel_credentials(_content(self.ca), _content(self.key), _content(self.cert))
-
-
-def _content(path: str | Path | None) -> bytes | None:
-    try:
-        return None if path is None else Path(path).read_bytes()
-    except OSError as error:
-        raise Refused(f"tls: {path} cannot be read: {error.strerror}") from None
-
-
 def parse_addresses(addresses: str | Iterable[str]) -> tuple[list[str], bool]:
     """Targets as gRPC writes them, and whether they are to be reached by TLS. Raises Refused."""
     texts = addresses.split(",") if isinstance(addresses, str) else list(addresses)
@@ -152,8 +128,13 @@ class Connection:
     ) -> None:
         self.targets, is_https = parse_addresses(addresses)
         self.timeout = timeout
-        self._token = token
-        self._credentials = (tls or Tls()).credentials() if tls is not None or is_https else None
+        try:
+            self._credentials = Credentials(tls=tls or (Tls() if is_https else None), token=token)
+            self._credentials.check()
+        except CredentialsInvalid as error:
+            raise Refused(str(error)) from None
+        self._doubted: Metadata | None = None
+        """With what a broker has refused a stream last, until it accepts something else."""
         self._channels: dict[str, aio.Channel] = {}
         self._liveness: dict[str, Liveness] = {}
         self._left: dict[asyncio.Task[None], aio.Channel] = {}
@@ -189,9 +170,10 @@ class Connection:
         return found
 
     def _open_channel(self, target: str, options: Options) -> aio.Channel:
-        if self._credentials is None:
-            return aio.insecure_channel(target, options=options)
-        return aio.secure_channel(target, self._credentials, options=options)
+        try:
+            return self._credentials.open_channel(target, options)
+        except CredentialsInvalid as error:
+            raise Refused(str(error)) from None
 
     def _leave(self, target: str) -> None:
         """The broker is silent. A machine that comes back does not know the old connection, and gRPC would
@@ -206,14 +188,29 @@ class Connection:
     def is_silent(self, target: str) -> bool:
         return target in self._liveness and self._liveness[target].is_silent
 
-    async def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call. A token that is a callable is asked each time, since tokens expire."""
-        if self._token is None:
-            return ()
-        token = self._token if isinstance(self._token, str) else self._token()
-        if inspect.isawaitable(token):
-            token = await token
-        return (("authorization", f"Bearer {token}"),)
+    async def metadata(self) -> Metadata:
+        """What goes with every call. Raises Refused, Unauthenticated."""
+        try:
+            shown = await self._credentials.metadata()
+        except CredentialsInvalid as error:
+            raise Refused(str(error)) from None
+        if shown and shown == self._doubted:
+            raise Unauthenticated("a broker has refused the token, and its source gives the same again")
+        return shown
+
+    def accepted(self, shown: Metadata) -> None:
+        if self._doubted is not None and self._doubted != shown:
+            self._doubted = None
+
+    def doubted(self, error: Unauthenticated, shown: Metadata, *, was_accepted: bool) -> ClientError:
+        """A broker has refused what was shown, or does no longer accept it: tokens end, and the source may
+        have a new one, which is worth one attempt. A source that gives a new one each time gets no more."""
+        if not self._credentials.is_renewable:
+            return error
+        if not was_accepted and self._doubted not in (None, shown):
+            return error
+        self._doubted = shown
+        return Unavailable(f"{error}; the client asks for another token", error.code)
 
     async def call(
         self,
@@ -224,8 +221,26 @@ class Connection:
         timeout: float,
         service: Callable[[aio.Channel], Any] = rpc.StreamsStub,
     ) -> Any:
-        """One unary call, one attempt."""
-        loop, liveness, metadata = asyncio.get_running_loop(), self.liveness(target), await self.metadata()
+        """One unary call, one attempt; a second one if the token has ended meanwhile."""
+        shown = await self.metadata()
+        try:
+            return await self._call(method, request, shown, target, timeout, service)
+        except Unauthenticated:
+            renewed = await self._credentials.renewed(shown)
+            if renewed is None:
+                raise
+        return await self._call(method, request, renewed, target, timeout, service)
+
+    async def _call(
+        self,
+        method: str,
+        request: Any,
+        metadata: Metadata,
+        target: str,
+        timeout: float,
+        service: Callable[[aio.Channel], Any],
+    ) -> Any:
+        loop, liveness = asyncio.get_running_loop(), self.liveness(target)
         began = loop.time()
         changes = method in CHANGES or getattr(request, "create", False)
         call = getattr(self.stub(target, service), method)(
@@ -347,12 +362,17 @@ class ClientStream:
     """One gRPC stream of a producer, consumer or reader. Errors are the client's types; an end without an
     error is Unavailable, for none of Sava's streams ends by itself while the client wants it."""
 
-    def __init__(self, call: Any, target: str, waiting: WatchedCall) -> None:
-        """``waiting``: how its broker is watched."""
+    def __init__(
+        self, call: Any, target: str, waiting: WatchedCall, accepted: Callable[[], None] = lambda: None
+    ) -> None:
+        """``waiting``: how its broker is watched. ``accepted`` is called when the broker has
+        answered at all."""
         self.call = call
         """gRPC's."""
         self._target = target
         self._waiting = waiting
+        self._accepted = accepted
+        self.is_accepted = False
         # Not call.read(): it drops what has arrived once the status is there.
         self._responses = aiter(call)
 
@@ -383,6 +403,9 @@ class ClientStream:
                 raise
             raise silent(self._target) from None
         self._waiting.liveness.heard()
+        if not self.is_accepted:
+            self.is_accepted = True
+            self._accepted()
         return response
 
     def _ended(self) -> Unavailable:
@@ -440,9 +463,14 @@ async def open_stream(
     silent. ``timeout``: when it ends in any case."""
     metadata = await connection.metadata()
     call = getattr(connection.stub(target, service), method)(*request, timeout=timeout, metadata=metadata)
+    stream: ClientStream | None = None
     try:
         with connection.liveness(target).watch(call, owes) as waiting:
-            yield ClientStream(call, target, waiting)
+            stream = ClientStream(call, target, waiting, lambda: connection.accepted(metadata))
+            yield stream
+    except Unauthenticated as error:
+        was_accepted = stream is not None and stream.is_accepted
+        raise connection.doubted(error, metadata, was_accepted=was_accepted) from None
     finally:
         call.cancel()
 

@@ -53,6 +53,16 @@ class Denied(Refused):
     """The client may not do this, or has not shown who it is: see its certificate and token."""
 
 
+class Unauthenticated(Denied):
+    """The broker does not accept the token or certificate, or wants one: it has ended, was revoked, or
+    comes from another issuer."""
+
+
+class PermissionDenied(Denied):
+    """The broker knows the caller, who has no permission for this. The text has the command by which an
+    administrator grants it."""
+
+
 class TopicUnknown(Refused):
     """The topic does not exist, and could not be created. ``sava topics create`` does, if the namespace is
     there."""
@@ -135,7 +145,10 @@ _REFUSALS: Final = frozenset(
 """Every other status may be the connection's doing, and another attempt can succeed."""
 
 
-_DENIALS: Final = frozenset({grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED})
+_DENIALS: Final[dict[grpc.StatusCode, type[Denied]]] = {
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+}
 
 
 def error_of(error: aio.AioRpcError, target: str) -> ClientError:
@@ -143,7 +156,7 @@ def error_of(error: aio.AioRpcError, target: str) -> ClientError:
     code = trailing.get(CODE_KEY)
     code = code if isinstance(code, str) else ""
     status = error.code()
-    refusal = Denied if status in _DENIALS else Refused
+    refusal = _DENIALS.get(status, Refused)
     kind = _BY_CODE.get(code, refusal if status in _REFUSALS else Unavailable)
     if code:
         return kind(error.details() or status.name, code)

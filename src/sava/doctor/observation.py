@@ -16,12 +16,10 @@ from typing import Any, Final, TypeVar
 from prometheus_client.parser import text_string_to_metric_families
 
 from sava.api.admin_client import AdminClient
-from sava.client import Refused, Tls
+from sava.client import Refused
 from sava.client.connection import Connection
 from sava.client.errors import ClientError, Denied
-from sava.config import Auth
 from sava.errors import SavaError
-from sava.peers import tls
 from sava.peers.error_mapping import BrokerUnreachable
 from sava.proto import (
     admin_pb2,
@@ -34,6 +32,7 @@ from sava.proto import (
     topics_admin_pb2,
 )
 from sava.proto.replica_pb2_grpc import ReplicaStub
+from sava.security.credentials import Credentials
 
 
 class Level(StrEnum):
@@ -191,10 +190,9 @@ class Access:
     """How to get in."""
 
     admin: str
-    auth: Auth
+    credentials: Credentials
     service: str = ""
     """Where clients connect; empty: each broker's own address will do."""
-    tls: Tls | None = None
 
 
 class Looking:
@@ -208,7 +206,7 @@ class Looking:
 
     async def look(self) -> Observation:
         seen = Observation(admin=self._access.admin)
-        async with AdminClient(self._access.admin, self._access.auth) as client:
+        async with AdminClient(self._access.admin, self._access.credentials) as client:
             try:
                 seen.asked = await client.status(timeout=CALL_S)
                 request = brokers_pb2.ListBrokersRequest()
@@ -235,7 +233,8 @@ class Looking:
 
     async def _visit(self, broker: BrokerSeen) -> None:
         listed = broker.listed
-        context = tls.client_context(self._access.auth)
+        tls = self._access.credentials.tls
+        context = None if tls is None else tls.context()
         if context is not None:
             context.set_alpn_protocols(ALPN)
         addresses = {
@@ -253,7 +252,7 @@ class Looking:
         )
         if not listed.admin_addr:
             return
-        async with AdminClient(listed.admin_addr, self._access.auth) as client:
+        async with AdminClient(listed.admin_addr, self._access.credentials) as client:
             try:
                 broker.first = await client.status(timeout=CALL_S)
                 await self._examine(client, broker)
@@ -277,7 +276,7 @@ class Looking:
     async def _visit_again(self, broker: BrokerSeen) -> None:
         if broker.first is None:
             return
-        async with AdminClient(broker.listed.admin_addr, self._access.auth) as client:
+        async with AdminClient(broker.listed.admin_addr, self._access.credentials) as client:
             try:
                 broker.status = await client.status(timeout=CALL_S)
             except SavaError as error:
@@ -350,12 +349,13 @@ class Looking:
 
     async def _ask_as_client(self, seen: Observation) -> None:
         own = [broker.listed.client_addr for broker in seen.brokers if broker.listed.client_addr]
-        scheme = "https" if self._access.auth.tls is not None else "http"
+        scheme = "https" if self._access.credentials.tls is not None else "http"
         seen.is_service_given = bool(self._access.service)
         seen.service = self._access.service or ",".join(f"{scheme}://{address}" for address in own)
         if not seen.service:
             return
-        connection = Connection(seen.service, token=None, tls=self._access.tls, timeout=CALL_S)
+        shown = self._access.credentials
+        connection = Connection(seen.service, token=shown.token, tls=shown.tls, timeout=CALL_S)
         try:
             greetings = await asyncio.gather(*(_greeted(connection, each) for each in connection.targets))
             seen.greetings = dict(zip(connection.targets, greetings, strict=True))

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import json
 import logging
 import math
@@ -52,12 +51,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.warnings import InsecureKeyLengthWarning
 
 from sava.errors import CallerError, HostError, Outcome, RetryableError
+from sava.security import MAX_TOKEN_BYTES, is_loopback
 from sava.security.principal import USER, Principal
 from sava.tasks import spawn
 
 log = logging.getLogger(__name__)
 
-MAX_TOKEN_BYTES: Final = 16 << 10
 MAX_KEY_FILE_BYTES: Final = 1 << 20
 MAX_KEYS: Final = 100
 """Of one issuer. All keys of a file without ``kid`` are tried."""
@@ -151,13 +150,6 @@ def check_jwks_url(url: str) -> None:
         raise ValueError("jwks_url: it holds a password, which a settings file must not")
     if parts.scheme == "http" and not is_loopback(parts.hostname):
         raise ValueError("jwks_url: https is needed, other than for an address of this machine")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 # -- keys ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import typer.main
 from typer.testing import CliRunner
 
 import sava
-from sava.cli.connection import auth_from_environment, way_out
+from sava.cli.connection import BadAddress, way_out, way_to
 from sava.cli.main import COMMANDS, GROUPS, main, outline, tree
 from sava.cli.output import as_dict
 from sava.client import Client, Unavailable
@@ -194,8 +194,28 @@ def test_values_that_are_no_text_are_shown_as_base64() -> None:
 
 def test_half_a_tls_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAVA_TLS_CERT", "cert.pem")
-    with pytest.raises(ConfigInvalid, match="SAVA_TLS_CA"):
-        auth_from_environment()
+    with pytest.raises(ConfigInvalid, match="SAVA_TLS_KEY"):
+        way_to("127.0.0.1:1")
+
+
+def test_two_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAVA_TOKEN", "marker")
+    monkeypatch.setenv("SAVA_TOKEN_FILE", "token")
+    with pytest.raises(ConfigInvalid, match="both set") as caught:
+        way_to("127.0.0.1:1")
+    assert "marker" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["", ",", "host", "host:port", "user@host:1", "http://"])
+def test_an_address_is_a_host_and_a_port(address: str) -> None:
+    with pytest.raises(BadAddress, match="HOST:PORT"):
+        way_to(address)
+
+
+def test_addresses_are_understood_with_their_scheme() -> None:
+    assert way_to("http://a:1/, b:2")[0] == ["a:1", "b:2"]
+    assert way_to("a:1")[1].tls is None
+    assert way_to("https://a:1")[1].tls is not None
 
 
 def test_a_branch_of_the_tree_is_what_it_is_in_the_whole_tree() -> None:

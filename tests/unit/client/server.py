@@ -48,6 +48,7 @@ def refused(code: str) -> Fault:
     return Fault(grpc.StatusCode.FAILED_PRECONDITION, code)
 
 
+UNKNOWN_TOKEN = Fault(grpc.StatusCode.UNAUTHENTICATED, "token_invalid", "the token has expired")
 AWAY = Fault(grpc.StatusCode.UNAVAILABLE, "not_owner")
 
 
@@ -102,6 +103,11 @@ class MemoryBroker(rpc.StreamsServicer):
         self.is_degraded = False
         self.stores_acks = True
         self.metadata: list[tuple[str, str]] = []
+        self.tokens: set[str] | None = None
+        """Those that are accepted; None: no token is needed."""
+        self.shown: list[str] = []
+        """Tokens that came, one for each call, while some are needed."""
+        self.break_with = AWAY
         self.openings: list[Any] = []
         self.epochs: dict[tuple[str, str], int] = {}
         """The number of the last open, by topic and producer."""
@@ -176,10 +182,19 @@ class MemoryBroker(rpc.StreamsServicer):
         async with self.changed:
             self.changed.notify_all()
 
+    async def _authenticate(self, context: Any) -> None:
+        if self.tokens is None:
+            return
+        given = {key: str(value) for key, value in context.invocation_metadata()}
+        self.shown.append(given.get("authorization", "").removeprefix("Bearer "))
+        if self.shown[-1] not in self.tokens:
+            await UNKNOWN_TOKEN.tell(context)
+
     # -- the service ---------------------------------------------------------------
 
     async def LookUp(self, request: pb.LookUpRequest, context: Any) -> pb.LookUpResponse:
         self.metadata.extend((key, str(value)) for key, value in context.invocation_metadata())
+        await self._authenticate(context)
         name, count = request.topic, self.partitions.get(request.topic, 0)
         names = [f"{name}-part-{index}" for index in range(count)] or [name]
         if request.create and not count:
@@ -200,6 +215,7 @@ class MemoryBroker(rpc.StreamsServicer):
         )
 
     async def Offsets(self, request: pb.OffsetsRequest, context: Any) -> pb.OffsetsResponse:
+        await self._authenticate(context)
         self.offsets_asked.append(request)
         if request.topic in self.refuse_offsets:
             await self.refuse_offsets[request.topic].tell(context)
@@ -234,6 +250,7 @@ class MemoryBroker(rpc.StreamsServicer):
         await self._serve(self._subscribe(context, writing), context, writing)
 
     async def Read(self, request: pb.ReadRequest, context: Any) -> AsyncIterator[pb.ReadResponse]:
+        await self._authenticate(context)
         if self.refuse_reading is not None:
             await self.refuse_reading.tell(context)
         topic = self.topics[request.topic]
@@ -249,13 +266,14 @@ class MemoryBroker(rpc.StreamsServicer):
             yield pb.ReadResponse(batches=[batch.to_bytes()], next_offset=topic.next_offset)
 
     async def _serve(self, work: Any, context: Any, writing: asyncio.Lock) -> None:
-        """``break_streams`` cancels the work, and the client sees a stream that ends UNAVAILABLE."""
+        """``break_streams`` cancels the work, and the stream ends as ``break_with`` says."""
+        await self._authenticate(context)
         task = asyncio.ensure_future(work)
         self.calls[task] = writing
         try:
             await asyncio.wait((task,))
             if task.cancelled():
-                await AWAY.tell(context)
+                await self.break_with.tell(context)
             task.result()
         except Fault as fault:
             await fault.tell(context)

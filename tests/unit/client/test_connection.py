@@ -12,7 +12,15 @@ from grpc import aio
 
 from sava.client import Client, ConsumerReplaced, Refused, TopicUnknown, Unavailable
 from sava.client.connection import Connection, parse_addresses
-from sava.client.errors import ClientError, Denied, NotReached, Unanswered, error_of, of_change
+from sava.client.errors import (
+    ClientError,
+    NotReached,
+    PermissionDenied,
+    Unanswered,
+    Unauthenticated,
+    error_of,
+    of_change,
+)
 from sava.client.messages import microseconds, position_of
 from sava.client.producer import fnv1a, partition_of
 from sava.errors import Outcome
@@ -60,8 +68,9 @@ def test_a_time_without_a_zone_is_no_position() -> None:
         (grpc.StatusCode.FAILED_PRECONDITION, "sequence_gap", Unavailable),
         (grpc.StatusCode.UNAVAILABLE, "not_owner", Unavailable),
         (grpc.StatusCode.UNAVAILABLE, "", NotReached),
-        (grpc.StatusCode.UNAUTHENTICATED, "", Denied),
-        (grpc.StatusCode.PERMISSION_DENIED, "", Denied),
+        (grpc.StatusCode.UNAUTHENTICATED, "", Unauthenticated),
+        (grpc.StatusCode.UNAUTHENTICATED, "token_invalid", Unauthenticated),
+        (grpc.StatusCode.PERMISSION_DENIED, "permission_denied", PermissionDenied),
         (grpc.StatusCode.INTERNAL, "", Unavailable),
     ],
 )
@@ -132,10 +141,10 @@ async def test_a_token_goes_with_every_call_and_is_asked_for_each_time(broker: M
     assert next(tokens) == "three"
 
     async def token() -> str:
-        return "from afar"
+        return "from-afar"
 
     async with Client(broker.address, token=token) as client, client.producer("/default/t"):
-        assert ("authorization", "Bearer from afar") in broker.metadata
+        assert ("authorization", "Bearer from-afar") in broker.metadata
 
 
 async def test_a_token_that_cannot_be_had_ends_the_producer(broker: MemoryBroker) -> None:

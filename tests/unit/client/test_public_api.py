@@ -69,8 +69,10 @@ def test_the_names_of_the_package() -> None:
         "Codec",
         "Consumer",
         "ConsumerReplaced",
+        "Denied",
         "Message",
         "OutcomeUnknown",
+        "PermissionDenied",
         "Producer",
         "ProducerFenced",
         "Reader",
@@ -83,6 +85,7 @@ def test_the_names_of_the_package() -> None:
         "TypedMessage",
         "UNKNOWN_OFFSET",
         "Unanswered",
+        "Unauthenticated",
         "Unavailable",
     ]
     assert all(hasattr(client, name) for name in client.__all__)

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from sava.api.admin_client import AdminClient
-from sava.config import Auth
 from sava.doctor import observation
 from sava.doctor.observation import CALL_S, PARALLEL, ROUND_S, Access, Looking
 from sava.metadata.errors import Unavailable
+from sava.security.credentials import PLAIN
 
 
 class Hanging:
@@ -35,7 +35,7 @@ async def test_a_hanging_broker_costs_one_round_and_no_call_for_each_topic(
     """Five hundred topics of a broker that was stopped took five minutes."""
     broker = Hanging()
     monkeypatch.setattr(observation, "time", SimpleNamespace(monotonic=lambda: broker.now))
-    looking = Looking(Access(admin="a:1", auth=Auth()), watch_s=1, tell=lambda _: None)
+    looking = Looking(Access(admin="a:1", credentials=PLAIN), watch_s=1, tell=lambda _: None)
     names = [f"/default/{number}" for number in range(500)]
     assert await looking._describe_all(cast(AdminClient, broker), names) == {}
     assert broker.calls == ROUND_S / CALL_S * PARALLEL
