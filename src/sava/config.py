@@ -266,6 +266,9 @@ class Auth(SettingsSection):
     anonymous: bool | None = None
     """Whether a caller without token and certificate is the principal ``anonymous:anonymous``, instead of
     being refused. By default only when neither ``tls`` nor ``tokens`` is set."""
+    metrics: Literal["open", "token"] = "open"
+    """Who may read ``/metrics``: every caller who reaches the HTTP port, or those with a token that has the
+    permission ``cluster-read``. The HTTP port is plain: a token that crosses a network there can be read."""
     clock_skew_seconds: Annotated[int, Field(ge=0, le=300)] = 30
     """How far the clock of an issuer may be off."""
     audit: Literal["off", "denied", "changes", "all"] | None = None

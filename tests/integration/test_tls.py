@@ -34,6 +34,7 @@ def make_certificates(directory: Path, *addresses: str) -> Auth:
         tls=TlsSettings(
             cert_file=directory / "node.pem", key_file=directory / "node.key", ca_file=directory / "ca.pem"
         ),
+        super_admins=("user:node",),
     )
 
 

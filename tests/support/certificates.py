@@ -126,4 +126,6 @@ def make_certificates(directory: Path, *addresses: str, cluster: str = "test") -
     authority = Authority(directory)
     hosts = (*HOSTS, *addresses)
     uris = [f"sava://{cluster}/broker/{host}" for host in hosts]
-    return authority.issue("node", uris=uris, hosts=hosts).auth(authority.path)
+    auth = authority.issue("node", uris=uris, hosts=hosts).auth(authority.path)
+    # Tests call brokers with the brokers' own certificate.
+    return auth.model_copy(update={"super_admins": tuple(f"broker:{host}" for host in hosts[:1])})

@@ -1,5 +1,6 @@
 """The HTTP port: ``/metrics``, ``/healthz`` and ``/readyz``, answered by a server of a page, since three
-GETs need no framework.
+GETs need no framework. The last two are open to every caller who reaches the port; ``/metrics``, which has
+names of topics, by ``auth.metrics``.
 
 ``/healthz`` says that the process works; an orchestrator restarts it otherwise. ``/readyz`` says that it can
 serve: it belongs to a cluster, knows the leader, has applied what it knows to be committed, and is
@@ -23,7 +24,10 @@ from prometheus_client.samples import Sample
 from sava.api.metrics.broker import Disks
 from sava.cluster.registration import Registrar
 from sava.cluster.view import ClusterView
+from sava.errors import SavaError
 from sava.metadata.node import RaftNode
+from sava.peers.guard import AUTHORIZATION, Guard
+from sava.security.permissions import Unauthenticated
 from sava.supervisor import Supervisor
 from sava.tasks import Slices, cancelled
 
@@ -35,6 +39,8 @@ WRITE_TIMEOUT_S = 30.0
 """A page of many topics has megabytes."""
 CAUGHT_UP = 100
 """Entries that may be committed and not yet applied while a node still counts as caught up."""
+
+METRICS: Final = "/metrics"
 
 Readiness = Callable[[], tuple[bool, str]]
 Page = Callable[[], Awaitable[tuple[HTTPStatus, str, bytes]]]
@@ -64,14 +70,18 @@ def readiness(
 
 
 class HttpServer:
-    def __init__(self, metrics: Collector, disks: Disks, readiness: Readiness) -> None:
+    def __init__(
+        self, metrics: Collector, disks: Disks, readiness: Readiness, guard: Guard | None = None
+    ) -> None:
+        """``guard``: of the page of metrics; None: it is open."""
         self._metrics = metrics
+        self._guard = guard
         self._disks = disks
         self._readiness = readiness
         self._server: asyncio.Server | None = None
         self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._pages: dict[str, Page] = {
-            "/metrics": self._render,
+            METRICS: self._render,
             "/healthz": self._health,
             "/readyz": self._ready,
         }
@@ -112,11 +122,18 @@ class HttpServer:
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or words[0] not in ("GET", "HEAD"):
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"GET only\n")
-        page = self._pages.get(words[1].partition("?")[0])
+        path = words[1].partition("?")[0]
+        page = self._pages.get(path)
         if page is None:
             return _response(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
         try:
+            if path == METRICS and self._guard is not None:
+                await self._guard.check_metrics(_authorization(head))
             status, kind, body = await page()
+        except Unauthenticated as error:
+            return _response(HTTPStatus.UNAUTHORIZED, "text/plain", f"{error}\n".encode())
+        except SavaError as error:
+            return _response(HTTPStatus.FORBIDDEN, "text/plain", f"{error}\n".encode())
         except Exception:
             log.exception("http: a page failed path=%s", words[1])
             return _response(
@@ -135,6 +152,15 @@ class HttpServer:
         ready, reason = self._readiness()
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "text/plain", f"{reason}\n".encode()
+
+
+def _authorization(head: bytes) -> str:
+    """Of the request; empty: it has none."""
+    for line in head.decode("latin-1").split("\r\n")[1:]:
+        name, _, value = line.partition(":")
+        if name.lower() == AUTHORIZATION:
+            return value.strip()
+    return ""
 
 
 def _response(status: HTTPStatus, kind: str, body: bytes) -> bytes:

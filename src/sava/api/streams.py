@@ -28,6 +28,7 @@ from grpc import aio
 from sava.api.messages import to_message
 from sava.peers import error_mapping
 from sava.peers.forwarding import EOF
+from sava.peers.guard import may_see
 from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import Header, RecordBatch
@@ -211,7 +212,7 @@ class StreamsService(rpc.StreamsServicer):
             topics=[
                 pb.ListedTopic(topic=str(name), reliable=spec.reliable, partition_count=spec.partitions)
                 for name, spec in sorted(found.items())
-                if name.head == name
+                if name.head == name and may_see(name)
             ]
         )
 

@@ -49,6 +49,7 @@ from sava.security.permissions import (
     GrantScope,
     Need,
     On,
+    Permission,
     PermissionDenied,
     Resource,
     Row,
@@ -57,7 +58,7 @@ from sava.security.permissions import (
     subject_resource,
 )
 from sava.security.principal import ANONYMOUS, BROKER, Principal
-from sava.security.store import CERTIFICATE, TOKEN, SecurityPolicies
+from sava.security.store import CERTIFICATE, TOKEN, SecurityPolicies, SecurityPolicyInvalid
 from sava.security.tokens import TokenInvalid, TokenVerifier
 from sava.tasks import spawn
 from sava.topics.names import TopicName, check_name
@@ -74,6 +75,7 @@ MAX_AGE_S: Final = 30.0
 MAX_HEADER_CHARS: Final = 4096
 HOLD_S: Final = 1.0
 """Before a stream of Danube's protocol is refused: its client opens it again at once."""
+LOOKUP: Final = (Permission.LOOKUP,)
 STEP: Final = 200
 """Streams that are looked through between two turns of the event loop."""
 DENIALS_PER_S: Final = 5
@@ -218,12 +220,41 @@ class Rules(NamedTuple):
         return ANONYMOUS, calls.NO_CREDENTIAL
 
 
+# -- what handlers ask ---------------------------------------------------------------------------
+
+
+def require_topic(permission: Permission, name: TopicName) -> None:
+    """For a topic that the request does not name. Raises PermissionDenied."""
+    call = calls.current.get()
+    if call.authorizer is not None:
+        call.require((permission,), _topic_of(name))
+
+
+def may_see(name: TopicName) -> bool:
+    """Whether the topic is in the caller's lists."""
+    call = calls.current.get()
+    return call.authorizer is None or call.may(LOOKUP, _topic_of(name))
+
+
+def may_see_namespace(namespace: str) -> bool:
+    return calls.current.get().may_within(LOOKUP, namespace)
+
+
+def may_see_subject(subject: str) -> bool:
+    return calls.current.get().may((*LOOKUP, Permission.MANAGE_SCHEMA), subject_resource(subject))
+
+
+@lru_cache(maxsize=8192)
+def _topic_of(name: TopicName) -> Resource:
+    return Resource(GrantScope.TOPIC, str(name.head))
+
+
 # -- what a call is about --------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=8192)
 def _topic(text: str) -> Resource:
-    return Resource(GrantScope.TOPIC, str(TopicName.parse(text).head))
+    return _topic_of(TopicName.parse(text))
 
 
 @lru_cache(maxsize=8192)
@@ -248,6 +279,22 @@ def resources_of(need: Need, request: Any) -> Iterator[Resource]:
             yield subject_resource(text)
         else:
             yield _namespace(text)
+
+
+def resource_named(scope: str, text: str) -> Resource:
+    """As people name it: ``topic`` and ``/sales/orders``. Raises SecurityPolicyInvalid, InvalidName."""
+    match scope:
+        case GrantScope.CLUSTER if not text:
+            return CLUSTER
+        case GrantScope.NAMESPACE:
+            return _namespace(text)
+        case GrantScope.TOPIC:
+            return _topic(text)
+        case _:
+            raise SecurityPolicyInvalid(
+                f"{scope[:50]!a} {text[:50]!a} is no resource; name topic /sales/orders, namespace sales, or "
+                "cluster and nothing"
+            )
 
 
 class _OpenStream:
@@ -473,6 +520,17 @@ class Guard:
             *(call.principal, call.peer, method, error, self._untold),
         )
         self._untold = 0
+
+    async def check_metrics(self, authorization: str) -> None:
+        """Whether a caller of the HTTP port may read figures. Raises Unauthenticated, PermissionDenied,
+        KeysUnavailable."""
+        rules = self.rules
+        if rules is None:
+            return
+        if not authorization:
+            raise Unauthenticated("this page needs a token: authorization: Bearer TOKEN")
+        who, _ = await rules.identify(None, authorization)
+        rules.authorizer.check(who, (Permission.CLUSTER_READ,), CLUSTER)
 
     # -- open streams --------------------------------------------------------------------------
 

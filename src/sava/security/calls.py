@@ -11,20 +11,11 @@ A stream remembers what was required for it, so that it ends when that is taken 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sava.security.permissions import (
-    CLUSTER,
-    Authorizer,
-    GrantScope,
-    Permission,
-    Resource,
-    denied,
-    subject_resource,
-)
+from sava.security.permissions import Authorizer, Permission, Resource, denied
 from sava.security.principal import ANONYMOUS, Principal
 
 
@@ -85,29 +76,3 @@ class Call:
 EVERYTHING: Final = Call()
 """What runs outside a guarded call."""
 current: Final[ContextVar[Call]] = ContextVar("call", default=EVERYTHING)
-
-
-def require_topic(any_of: tuple[Permission, ...], head: str) -> None:
-    """``head``: the topic's name; of a partition, its topic's. Raises PermissionDenied."""
-    call = current.get()
-    if call.authorizer is not None:
-        call.require(any_of, Resource(GrantScope.TOPIC, head))
-
-
-def may_see_topic(head: str) -> bool:
-    return current.get().may((Permission.LOOKUP,), Resource(GrantScope.TOPIC, head))
-
-
-def may_see_namespace(namespace: str) -> bool:
-    return current.get().may_within((Permission.LOOKUP,), namespace)
-
-
-def visible_subjects(subjects: Iterable[str]) -> list[str]:
-    """Those that the caller may look up, or manage."""
-    call = current.get()
-    any_of = (Permission.LOOKUP, Permission.MANAGE_SCHEMA)
-    return [each for each in subjects if call.may(any_of, subject_resource(each))]
-
-
-def may_in_cluster(*any_of: Permission) -> bool:
-    return current.get().may(any_of, CLUSTER)

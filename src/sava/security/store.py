@@ -151,9 +151,9 @@ def _hash(*texts: str) -> str:
     return hashlib.sha256(parts).hexdigest()[:24]
 
 
-def is_reserved(key: str) -> bool:
-    """Whether a key, or a prefix, reaches what is kept here."""
-    return key.startswith(PREFIX) or PREFIX.startswith(key) or f"{key}/" == PREFIX
+def is_reserved(text: str, *, is_range: bool) -> bool:
+    """Whether a key, or a range of keys, reaches what is kept here."""
+    return text.startswith(PREFIX) or (is_range and PREFIX.startswith(text))
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -245,6 +245,15 @@ class SecurityPolicies:
     def is_revoked(self, kind: str, number: str) -> bool:
         """``number``: the token's id, or the certificate's serial number."""
         return (kind, number) in self.revoked
+
+    @property
+    def has_administrator(self) -> bool:
+        """Whether a binding lets a principal make others."""
+        return any(
+            each.scope == GrantScope.CLUSTER
+            and Permission.CLUSTER_ADMIN in self.policies.roles.get(each.role, ())
+            for each in self.bindings.values()
+        )
 
     async def set_role(self, name: str, permissions: tuple[str, ...], *, by: Principal) -> RoleRecord:
         """Raises SecurityPolicyInvalid, BuiltInRole, SecurityPolicyLimit."""

@@ -12,6 +12,7 @@ normal case.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 from typing import Final
 
@@ -20,7 +21,7 @@ from grpc import aio
 from sava import logs
 from sava.api.http import HttpServer
 from sava.api.metrics.broker import BrokerMetrics, NodeCollector, TasksCollector
-from sava.config import Config
+from sava.config import Config, ConfigInvalid
 from sava.errors import HostError
 from sava.metadata.bootstrap import SeedBootstrap
 from sava.metadata.machine.state_machine import Limits
@@ -53,6 +54,13 @@ def replica_config(config: Config) -> ReplicaConfig:
         tick_ms=meta.heartbeat_interval_ms,
         snapshot_entries=meta.snapshot_threshold,
     )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Broker:
@@ -102,13 +110,15 @@ class Broker:
         self._stops.add("raft port", raft.stop)
         self.parts = parts = BrokerParts(config, node, metrics, self.supervisor, self._stops)
         await parts.open()
+        self._check_access()
         raft.ledgers = parts.mirrored.session
         logs.set_epochs(parts.epoch_of)
         self._client_port = await open_client_port(config, parts)
         self._stops.add("client port", self._stop_client_port)
         admin = await open_admin_port(config, parts)
         self._stops.add("admin port", lambda: admin.stop(GRACE_S))
-        http = HttpServer(metrics.registry, parts.disks, parts.readiness)
+        metrics_guard = parts.guard if config.auth.metrics == "token" else None
+        http = HttpServer(metrics.registry, parts.disks, parts.readiness, metrics_guard)
         self._stops.add("http port", http.close)
         try:
             await http.start(host, wanted.prometheus)
@@ -118,6 +128,21 @@ class Broker:
         seeds = SeedBootstrap(node.transport, node.info)
         self._stops.add("bootstrap", seeds.close)
         seeds.start()
+
+    def _check_access(self) -> None:
+        """Raises ConfigInvalid where no caller could ever be let in."""
+        auth, host = self._config.auth, self._config.broker.host
+        if not auth.is_enforced and not _is_loopback(host):
+            log.warning(
+                "security: EVERY CALLER MAY DO EVERYTHING: this broker listens to the network without "
+                "authentication host=%s; set auth.tokens or auth.tls, or broker.host=127.0.0.1",
+                host,
+            )
+        if auth.is_enforced and not auth.super_admins and not self.parts.security.has_administrator:
+            raise ConfigInvalid(
+                "auth: calls need permissions, and no principal can grant them: set auth.super_admins, for "
+                "example to [user:admin] (`sava auth bootstrap` makes keys and the first token)"
+            )
 
     async def _stop_client_port(self) -> None:
         if self._client_port is not None and not self.leaves_clients:

@@ -12,6 +12,7 @@ from sava.api.admin.brokers import BrokersService
 from sava.api.admin.cluster import ClusterService, DoctorService, MetaService
 from sava.api.admin.ledgers import LedgersService
 from sava.api.admin.replication import PipelinesService, ReplicationService
+from sava.api.admin.security import SecurityService
 from sava.api.admin.topics import NamespacesService, SubscriptionsService, TopicsService
 from sava.api.replica import ReplicaService
 from sava.api.streams import StreamsService
@@ -27,6 +28,7 @@ from sava.proto import (
     pipelines_pb2_grpc,
     replica_pb2_grpc,
     replication_pb2_grpc,
+    security_pb2_grpc,
     topics_admin_pb2_grpc,
     writers_pb2_grpc,
 )
@@ -150,6 +152,7 @@ def _add_admin_services(plain: aio.Server, parts: BrokerParts) -> None:
     doctor_pb2_grpc.add_DoctorServicer_to_server(_doctor(parts), server)
     pipelines_pb2_grpc.add_PipelinesServicer_to_server(PipelinesService(parts.pipelines), server)
     replication_pb2_grpc.add_ReplicationServicer_to_server(ReplicationService(parts.replication), server)
+    security_pb2_grpc.add_SecurityServicer_to_server(SecurityService(parts.security, parts.guard), server)
     danube.register_admin_services(
         plain,
         node=parts.node,
@@ -160,4 +163,5 @@ def _add_admin_services(plain: aio.Server, parts: BrokerParts) -> None:
         schemas=parts.schemas,
         topic_schemas=parts.topic_schemas,
         forwarder=parts.forwarder,
+        security=parts.security,
     )

@@ -41,6 +41,7 @@ from sava.peers.partition_calls import PartitionCalls
 from sava.proto import brokers_pb2_grpc, topics_admin_pb2_grpc
 from sava.raft.types import Membership, NodeId
 from sava.schemas.registry import SchemaRegistry
+from sava.security.store import SecurityPolicies
 from sava.supervisor import Supervisor
 from sava.topics import specs
 from sava.topics.errors import TopicUnknown
@@ -311,6 +312,7 @@ class Site:
             schemas=SchemaRegistry(store),
             topic_schemas=TopicSchemas(store),
             forwarder=forwarder,
+            security=SecurityPolicies(store),
         )
 
 

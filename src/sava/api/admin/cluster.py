@@ -20,7 +20,7 @@ from sava.api.metrics.broker import Disks
 from sava.cluster.records import Mode
 from sava.cluster.view import ClusterView
 from sava.config import Config
-from sava.errors import SavaError
+from sava.errors import CallerError, SavaError
 from sava.metadata import commands as c
 from sava.metadata.errors import InvalidRequest, Unavailable
 from sava.metadata.node import RaftNode
@@ -33,6 +33,8 @@ from sava.proto import doctor_pb2 as doctor_pb
 from sava.proto import doctor_pb2_grpc as doctor_rpc
 from sava.raft.core import PeerStatus, Status
 from sava.raft.types import MembershipRefused, NodeId
+from sava.security.store import PREFIX as SECURITY
+from sava.security.store import is_reserved
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.objectstore import ObjectStore, Probed, probe
 
@@ -230,11 +232,41 @@ def compare(message: pb.Compare) -> c.Compare:
     return c.Compare(message.key, target, relation, message.operand)
 
 
+class KeyReserved(CallerError):
+    """A key below ``/security/``: what is there has commands of its own."""
+
+
+def _unreserved(text: str, *, is_range: bool = False) -> None:
+    """Roles and bindings are not changed key by key, nor read by those who may read other keys. Raises
+    KeyReserved."""
+    if text.startswith(SECURITY):
+        raise KeyReserved(
+            f"{text[:200]!a} holds roles, bindings or quotas, which `sava auth` shows and changes"
+        )
+    if is_reserved(text, is_range=is_range):
+        raise KeyReserved(f"{text!a} covers {SECURITY}, which `sava auth` shows; name a prefix beside it")
+
+
+def _unreserved_txn(request: pb.TxnRequest) -> None:
+    """Raises KeyReserved."""
+    for comparison in request.compare:
+        _unreserved(comparison.key)
+    for each in (*request.then, *request.otherwise):
+        kind = each.WhichOneof("operation")
+        if kind == "delete_prefix":
+            _unreserved(each.delete_prefix.prefix, is_range=True)
+        elif kind is not None:
+            _unreserved(getattr(each, kind).key)
+
+
 class MetaService(rpc.MetaServicer):
+    """The keys of the metadata store, but for those of ``sava.security.store``."""
+
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def Get(self, request: pb.GetRequest, context: Any) -> pb.GetResponse:
+        _unreserved(request.key)
         kv = await self._store.get(
             request.key,
             linearizable=not request.local,
@@ -244,6 +276,7 @@ class MetaService(rpc.MetaServicer):
         return pb.GetResponse(kv=key_value(kv), revision=self._store.local.revision)
 
     async def Range(self, request: pb.RangeRequest, context: Any) -> pb.RangeResponse:
+        _unreserved(request.prefix, is_range=True)
         result = await self._store.range(
             request.prefix,
             limit=request.limit,
@@ -255,6 +288,7 @@ class MetaService(rpc.MetaServicer):
         return pb.RangeResponse(kvs=key_values(result.kvs), revision=result.revision, more=result.more)
 
     async def Put(self, request: pb.PutRequest, context: Any) -> pb.PutResponse:
+        _unreserved(request.key)
         conditions = []
         if request.if_absent:
             conditions.append(c.Compare(request.key, c.Target.VERSION, c.Relation.EQUAL, 0))
@@ -271,6 +305,7 @@ class MetaService(rpc.MetaServicer):
         return pb.PutResponse(succeeded=result.succeeded, revision=result.revision, prev=key_value(prev))
 
     async def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:
+        _unreserved(request.key, is_range=request.prefix)
         delete = self._store.delete_prefix if request.prefix else self._store.delete
         result = await delete(request.key, timeout=remaining(context, DEFAULT_TIMEOUT_S))
         (outcome,) = result.results
@@ -278,6 +313,7 @@ class MetaService(rpc.MetaServicer):
         return pb.DeleteResponse(revision=result.revision, prev=key_values(outcome.prev))
 
     async def Txn(self, request: pb.TxnRequest, context: Any) -> pb.TxnResponse:
+        _unreserved_txn(request)
         result = await self._store.txn(
             [compare(message) for message in request.compare],
             [operation(message) for message in request.then],
@@ -288,6 +324,7 @@ class MetaService(rpc.MetaServicer):
         return pb.TxnResponse(succeeded=result.succeeded, revision=result.revision, results=results)
 
     async def AllocateId(self, request: pb.AllocateIdRequest, context: Any) -> pb.AllocateIdResponse:
+        _unreserved(request.key)
         first = await self._store.allocate_id(
             request.key, count=request.count or 1, timeout=remaining(context, DEFAULT_TIMEOUT_S)
         )
@@ -296,6 +333,7 @@ class MetaService(rpc.MetaServicer):
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
         """Flow control is gRPC's: while the reader does not read, ``yield`` waits, the watcher's bounded
         queue fills, and the watch ends with Compacted instead of growing."""
+        _unreserved(request.prefix, is_range=True)
         established = self._store.local.revision
         watch = self._store.watch(request.prefix, from_revision=request.from_revision)
         try:

@@ -28,6 +28,7 @@ from sava.errors import CallerError, SavaError
 from sava.metadata.store import MetadataStore
 from sava.peers import error_mapping
 from sava.peers.forwarding import is_forwarded, is_from_broker
+from sava.peers.guard import may_see, may_see_namespace
 from sava.proto import topics_admin_pb2 as pb
 from sava.proto import topics_admin_pb2_grpc as rpc
 from sava.storage.source_positions import is_replication_slot
@@ -62,7 +63,7 @@ class NamespacesService(rpc.NamespacesServicer):
     async def ListNamespaces(
         self, request: pb.ListNamespacesRequest, context: Any
     ) -> pb.ListNamespacesResponse:
-        return pb.ListNamespacesResponse(namespaces=await self._namespaces.list())
+        return pb.ListNamespacesResponse(namespaces=filter(may_see_namespace, await self._namespaces.list()))
 
     async def DescribeNamespace(
         self, request: pb.DescribeNamespaceRequest, context: Any
@@ -87,7 +88,11 @@ class NamespacesService(rpc.NamespacesServicer):
 
     async def _describe(self, namespace: str) -> pb.NamespaceDescription:
         policy = await self._namespaces.policy(namespace)
-        topics = await self._topics.registry.list(namespace)
+        topics = {
+            name: spec
+            for name, spec in (await self._topics.registry.list(namespace)).items()
+            if may_see(name)
+        }
         return pb.NamespaceDescription(
             namespace=namespace,
             policy=describe.policy_message(policy),
@@ -139,7 +144,7 @@ class TopicsService(rpc.TopicsServicer):
             await self._topics.namespaces.policy(check_name(request.namespace, "namespace"))
         topics = await self._registry.list(request.namespace or None)
         response = pb.ListTopicsResponse()
-        for name in sorted(topics, key=lambda name: name.partition_of or (name, -1)):
+        for name in sorted(filter(may_see, topics), key=lambda name: name.partition_of or (name, -1)):
             spec, part = topics[name], _part_of(name, topics)
             records = [self._parts.view.held(each).record for each in describe.members(name, spec)]
             response.topics.add(

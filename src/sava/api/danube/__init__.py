@@ -3,12 +3,12 @@
 * ``producers``: creating producers, sending messages; ``consumers``: subscribing, receiving, acks;
 * ``lookup``: where a topic is served, whether a client may continue, the segments of a topic;
 * ``schemas``: the schema registry, on both ports;
-* ``admin``: brokers, cluster, security, namespaces and topics; on the admin port;
+* ``admin``: brokers, cluster, namespaces and topics, and ``security``: roles; on the admin port;
 * ``wire``: which error is which status, and messages on the wire and in store;
 * ``metrics``: what Danube's tools ask Prometheus for.
 
 Translations and nothing else, but for one thing: Danube's clients rely on habits of its broker that no
-message of the protocol names, and these are kept here. Authorization headers are accepted and not looked at.
+message of the protocol names, and these are kept here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from sava.api.admin.brokers import Brokers
 from sava.api.admin.descriptions import Partitions
 from sava.api.admin.topics import Unloading
 from sava.api.danube import wire
-from sava.api.danube.admin import BrokerAdmin, ClusterAdmin, NamespaceAdmin, SecurityAdmin, TopicAdmin
+from sava.api.danube.admin import BrokerAdmin, ClusterAdmin, NamespaceAdmin, TopicAdmin
 from sava.api.danube.consumers import ConsumerService, ConsumerSessions
 from sava.api.danube.lookup import DiscoveryService, HealthService, StorageService
 from sava.api.danube.metrics import SendStats
 from sava.api.danube.producers import DanubeProducers, ProducerService
 from sava.api.danube.schemas import SchemaService
+from sava.api.danube.security import SecurityAdmin
 from sava.cluster.controller import Controller
 from sava.metadata.node import RaftNode
 from sava.peers.channels import PINGS_ALLOWED
@@ -35,6 +36,7 @@ from sava.peers.tls import Options
 from sava.proto import danube_admin_pb2_grpc, danube_api_pb2_grpc, danube_schema_pb2_grpc
 from sava.schemas.registry import SchemaRegistry
 from sava.security.quotas import Quotas
+from sava.security.store import SecurityPolicies
 from sava.topics.rules import TopicSchemas
 from sava.topics.served import ServedTopics
 
@@ -92,6 +94,7 @@ def register_admin_services(
     schemas: SchemaRegistry,
     topic_schemas: TopicSchemas,
     forwarder: Forwarder,
+    security: SecurityPolicies,
 ) -> None:
     server, topics = forwarder.serving(server, "admin", wire.answer), parts.topics
     danube_admin_pb2_grpc.add_BrokerAdminServicer_to_server(
@@ -102,7 +105,7 @@ def register_admin_services(
     danube_admin_pb2_grpc.add_TopicAdminServicer_to_server(
         TopicAdmin(parts, unloading, schemas, topic_schemas), server
     )
-    danube_admin_pb2_grpc.add_SecurityAdminServicer_to_server(SecurityAdmin(), server)
+    danube_admin_pb2_grpc.add_SecurityAdminServicer_to_server(SecurityAdmin(security), server)
     _register_schemas(server, topics, schemas, topic_schemas)
 
 

@@ -1,6 +1,6 @@
-"""Danube's admin port: ``BrokerAdmin``, ``ClusterAdmin`` and ``SecurityAdmin``, the brokers and the Raft
-cluster as Danube's tools ask for them; ``NamespaceAdmin`` and ``TopicAdmin``, namespaces, topics and
-subscriptions, whichever brokers have them. Sava's own services know more, and stream the progress of a drain.
+"""Danube's admin port: ``BrokerAdmin`` and ``ClusterAdmin``, the brokers and the Raft cluster as Danube's
+tools ask for them; ``NamespaceAdmin`` and ``TopicAdmin``, namespaces, topics and subscriptions, whichever
+brokers have them. Sava's own services know more, and stream the progress of a drain.
 
 ``danube-admin`` sends no deadline, and gives up every call after five seconds. So a call that moves topics is
 answered after ``ANSWER_S`` at the latest, as far as it has come by then, and the work continues.
@@ -8,9 +8,6 @@ answered after ``ANSWER_S`` at the latest, as far as it has come by then, and th
 Settings take effect when the call returns. Failure policy and dispatch configuration can be set before their
 subscription exists, as Danube's tools do right after they have created a topic: the settings wait in the
 metadata store and are applied when the first consumer creates the subscription.
-
-This version has no roles and bindings. A tool that asks gets that as an error, instead of an empty list that
-looks like "no client may do anything" or "every client may".
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from sava.api.admin.descriptions import (
     subscription_names,
 )
 from sava.api.admin.topics import Unloading
-from sava.api.danube.wire import required, topic_name, unimplemented
+from sava.api.danube.wire import required, topic_name
 from sava.api.messages import from_message, to_message
 from sava.cluster.controller import Controller
 from sava.cluster.drains import DrainStatus
@@ -50,6 +47,7 @@ from sava.metadata.errors import InvalidRequest, Unavailable, Unfinished
 from sava.metadata.node import RaftNode
 from sava.metadata.store import OPERATION_TIMEOUT_S, ClusterOperations
 from sava.peers.error_mapping import remaining
+from sava.peers.guard import may_see, may_see_namespace
 from sava.proto import danube_admin_pb2 as pb
 from sava.proto import danube_admin_pb2_grpc as rpc
 from sava.proto.topics_admin_pb2 import TopicDescription
@@ -96,7 +94,7 @@ class BrokerAdmin(rpc.BrokerAdminServicer):
         return pb.BrokerResponse(leader=str(self._brokers.leader))
 
     async def ListNamespaces(self, request: pb.Empty, context: Any) -> pb.NamespaceListResponse:
-        return pb.NamespaceListResponse(namespaces=await self._namespaces.list())
+        return pb.NamespaceListResponse(namespaces=filter(may_see_namespace, await self._namespaces.list()))
 
     async def UnloadBroker(self, request: pb.UnloadBrokerRequest, context: Any) -> pb.UnloadBrokerResponse:
         """Answers when the drain is done, or as far as it has come when the caller has no time left. The
@@ -280,41 +278,6 @@ class ClusterAdmin(rpc.ClusterAdminServicer):
         return pb.RemoveNodeResponse(success=True, message=f"node {node} is not a member any more")
 
 
-# -- roles and bindings ----------------------------------------------------------------------------
-
-
-TEXT: Final = "roles and bindings are not part of this version; access is by mutual TLS (auth.tls) or open"
-
-
-class SecurityAdmin(rpc.SecurityAdminServicer):
-    async def CreateRole(self, request: pb.CreateRoleRequest, context: Any) -> pb.CreateRoleResponse:
-        await unimplemented(context, TEXT)
-
-    async def GetRole(self, request: pb.GetRoleRequest, context: Any) -> pb.GetRoleResponse:
-        await unimplemented(context, TEXT)
-
-    async def ListRoles(self, request: pb.Empty, context: Any) -> pb.ListRolesResponse:
-        await unimplemented(context, TEXT)
-
-    async def DeleteRole(self, request: pb.DeleteRoleRequest, context: Any) -> pb.DeleteRoleResponse:
-        await unimplemented(context, TEXT)
-
-    async def CreateBinding(self, request: pb.CreateBindingRequest, context: Any) -> pb.CreateBindingResponse:
-        await unimplemented(context, TEXT)
-
-    async def GetBinding(self, request: pb.GetBindingRequest, context: Any) -> pb.GetBindingResponse:
-        await unimplemented(context, TEXT)
-
-    async def ListBindings(self, request: pb.ListBindingsRequest, context: Any) -> pb.ListBindingsResponse:
-        await unimplemented(context, TEXT)
-
-    async def ListAllBindings(self, request: pb.Empty, context: Any) -> pb.ListBindingsResponse:
-        await unimplemented(context, TEXT)
-
-    async def DeleteBinding(self, request: pb.DeleteBindingRequest, context: Any) -> pb.DeleteBindingResponse:
-        await unimplemented(context, TEXT)
-
-
 # -- namespaces -------------------------------------------------------------------------------------
 
 
@@ -333,7 +296,7 @@ class NamespaceAdmin(rpc.NamespaceAdminServicer):
         await self._namespaces.policy(required(request.name, "name"))
         topics = await self._registry.list(request.name)
         return pb.TopicListResponse(
-            topics=[str(name) for name, spec in topics.items() if not spec.partitions]
+            topics=[str(name) for name, spec in topics.items() if not spec.partitions and may_see(name)]
         )
 
     async def GetNamespacePolicies(self, request: pb.NamespaceRequest, context: Any) -> pb.PolicyResponse:
@@ -579,6 +542,7 @@ def _listed(topics: Iterable[tuple[TopicName, TopicSpec, int]]) -> pb.TopicInfoL
         topics=[
             pb.TopicInfo(name=str(name), broker_id=_owner_text(owner), delivery=delivery(spec))
             for name, spec, owner in sorted(topics, key=lambda item: item[0])
+            if may_see(name)
         ]
     )
 

@@ -82,8 +82,10 @@ from sava.peers import forwarding
 from sava.peers.channels import Unreachable
 from sava.peers.error_mapping import Relayed
 from sava.peers.forwarding import Forwarder, is_forwarded
+from sava.peers.guard import require_topic
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
+from sava.security.permissions import Permission
 from sava.security.principal import current
 from sava.security.quotas import Quotas, Usage
 from sava.topics.consumer import ConsumerHandle, KnownConsumer, topic_of_consumer
@@ -258,6 +260,7 @@ class ConsumerStream:
         link = await self._forwarder.owner_link(topic, "client", timeout=max(left, 0.0))
         if link is None:
             return  # it has come here
+        require_topic(Permission.CONSUME, topic)
         request = self._request.SerializeToString()
         metadata = self._forwarder.metadata(RECEIVE_MESSAGES, self._context)
         began = self._loop.time()
@@ -490,6 +493,7 @@ class ConsumerSessions:
         known = await self._consumer_by_id(session.consumer_id)
         if known is None:
             raise ConsumerUnknown(f"consumer {session.consumer_id} is not known here; subscribe again")
+        require_topic(Permission.CONSUME, known.topic)
         topic = await self._topics.get(known.topic)
         consumer = session.take_pending()
         if consumer is None:

@@ -31,11 +31,13 @@ from sava.api.danube.wire import (
 )
 from sava.errors import RetryableError, SavaError
 from sava.peers import error_mapping
+from sava.peers.guard import require_topic
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.schemas.errors import SubjectUnknown, VersionUnknown
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Reference
+from sava.security.permissions import Permission
 from sava.security.principal import current
 from sava.security.quotas import Quotas
 from sava.topics.errors import MessageInvalid, NotOwner, SchemaRefused
@@ -152,6 +154,7 @@ class ProducerService(rpc.ProducerServiceServicer):
         try:
             if producer is None:
                 producer = await self._recall(request)
+            require_topic(Permission.PRODUCE, producer.topic)
             if self._quotas.is_set:
                 await self._quotas.published_by_call(current.get(), len(request.payload))
             await producer.send(message_from(request, producer.name))

@@ -14,6 +14,7 @@ import msgspec
 
 from sava.api.danube.wire import required, topic_name
 from sava.api.messages import to_message
+from sava.peers.guard import may_see_subject
 from sava.proto import danube_schema_pb2 as pb
 from sava.proto import danube_schema_pb2_grpc as rpc
 from sava.schemas.errors import VersionInUse
@@ -75,6 +76,7 @@ class SchemaService(rpc.SchemaRegistryServicer):
                     compatibility_mode=each.mode,
                 )
                 for each in await self._schemas.subjects()
+                if may_see_subject(each.subject)
             ]
         )
 

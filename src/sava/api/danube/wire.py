@@ -27,6 +27,7 @@ from sava.records import Message
 from sava.records import errors as records
 from sava.schemas import errors as schemas
 from sava.security import permissions, quotas
+from sava.security import store as security
 from sava.storage import errors as storage
 from sava.topics import errors as broker
 from sava.topics import names
@@ -78,6 +79,10 @@ STATUSES: Final[dict[type[SavaError], grpc.StatusCode]] = {
     # The caller is not known, or may not do this.
     permissions.Unauthenticated: Status.UNAUTHENTICATED,
     permissions.PermissionDenied: Status.PERMISSION_DENIED,
+    security.SecurityPolicyInvalid: Status.INVALID_ARGUMENT,
+    security.RoleUnknown: Status.NOT_FOUND,
+    security.BindingUnknown: Status.NOT_FOUND,
+    security.SecurityPolicyLimit: Status.RESOURCE_EXHAUSTED,
     # Another client has what is asked for.
     broker.SubscriptionBusy: Status.PERMISSION_DENIED,
     broker.ProducerBusy: Status.PERMISSION_DENIED,
@@ -108,11 +113,6 @@ async def answer(context: Any, error: SavaError) -> NoReturn:
     if isinstance(error, error_mapping.Relayed):
         await context.abort(error.status, str(error), error.trailing)
     await context.abort(status_of(error), str(error), error_mapping.trailing_of(error))
-    raise AssertionError("abort always raises")
-
-
-async def unimplemented(context: Any, text: str) -> NoReturn:
-    await context.abort(Status.UNIMPLEMENTED, text)
     raise AssertionError("abort always raises")
 
 
