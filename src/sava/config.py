@@ -66,6 +66,11 @@ class BrokerSettings(SettingsSection):
     """What brokers share that fails as one: a rack, a zone. Mirrors of a journal go to other racks if there
     are any."""
     ports: PortSettings = PortSettings()
+    max_connections: Annotated[int, Field(ge=16)] = 20_000
+    """Of the client port, and of the admin port; further ones are closed at once. Keep it below the limit of
+    open files."""
+    max_decompressing_mb: Annotated[int, Field(ge=64)] = 128
+    """Memory for compressed batches while they are checked, in all. Publishers wait for it."""
 
     @property
     def reachable_host(self) -> str:

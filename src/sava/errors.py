@@ -15,6 +15,27 @@ may not have taken effect, and only the caller can decide what that means.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
+
+SHOWN_CHARS: Final = 200
+
+
+MAX_TEXT_CHARS: Final = 4000
+"""Of a whole error text, with which it still fits into the header of an answer."""
+
+
+def cut(text: str, limit: int = SHOWN_CHARS) -> str:
+    """The text, at most ``limit`` characters of it: as ``shown``, for what is a name otherwise."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def shown(value: object, limit: int = SHOWN_CHARS) -> str:
+    """What a caller gave, for an error's text: as Python writes it, at most ``limit`` characters of it. A
+    name of megabytes must not become an answer of megabytes."""
+    if isinstance(value, str | bytes):
+        return repr(value) if len(value) <= limit else f"{value[:limit]!r}…"
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 class Outcome(StrEnum):

@@ -49,7 +49,7 @@ from typing import Final, TypeVar, cast
 import google_crc32c
 import msgspec
 
-from sava.errors import Outcome, SavaError
+from sava.errors import Outcome, SavaError, shown
 from sava.metadata.errors import Unavailable, Unfinished
 from sava.metadata.peer import Bootstrap, NodeInfo, error_from
 
@@ -468,7 +468,7 @@ def split_address(address: str) -> tuple[str, int]:
     try:
         return host.removeprefix("[").removesuffix("]"), int(port)
     except ValueError:
-        raise Unavailable(f"{address!r} is not an address of the form host:port") from None
+        raise Unavailable(f"{shown(address)} is not an address of the form host:port") from None
 
 
 def is_refused(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ from grpc import aio
 
 from sava.api.messages import from_message
 from sava.connecting import cause_of
+from sava.errors import shown
 from sava.peers import tls
 from sava.proto import replica_pb2 as pb
 from sava.proto import replica_pb2_grpc as rpc
@@ -128,7 +129,9 @@ def parse_service(service: str) -> tuple[list[str], bool]:
             scheme, target = "", text
         host, _, port = target.rstrip("/").rpartition(":")
         if scheme not in ("", "http", "https") or not host or not port.isdecimal():
-            raise RemoteRefused(f"address {text!r}: written host:port, http://host:port or https://host:port")
+            raise RemoteRefused(
+                f"address {shown(text)}: written host:port, http://host:port or https://host:port"
+            )
         targets.append(f"{host}:{port}")
         schemes.add(scheme)
     if "https" in schemes and schemes != {"https"}:

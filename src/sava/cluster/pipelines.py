@@ -36,7 +36,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from sava.errors import CallerError, RetryableError
+from sava.errors import CallerError, RetryableError, cut
 from sava.metadata.commands import Compare, Delete, KeyValue, Put
 from sava.metadata.errors import LeaseNotFound
 from sava.metadata.records import RecordChange, RecordStore, Updated, Versioned, decode, encode, unchanged
@@ -215,7 +215,9 @@ def now_ms() -> int:
 
 class PipelineUnknown(CallerError):
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is no pipeline {name}; `sava pipelines list` shows those that there are")
+        super().__init__(
+            f"there is no pipeline {cut(name)}; `sava pipelines list` shows those that there are"
+        )
         self.name = name
 
 
@@ -252,7 +254,7 @@ class RunnerUnknown(CallerError):
     """Its lease has ended, or it never had one. Everything that it had claimed is open to others."""
 
     def __init__(self, runner: str) -> None:
-        super().__init__(f"runner {runner} is not known, or not any more; it has to join (again)")
+        super().__init__(f"runner {cut(runner)} is not known, or not any more; it has to join (again)")
         self.runner = runner
 
 

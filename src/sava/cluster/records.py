@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from sava.errors import CallerError, RetryableError
+from sava.errors import CallerError, RetryableError, cut
 from sava.topics.ownership import WrongState
 from sava.topics.specs import Ownership
 
@@ -125,7 +125,9 @@ class RebalanceRunning(RetryableError):
 
 class LedgerUnknown(CallerError):
     def __init__(self, ledger: object) -> None:
-        super().__init__(f"there is no ledger {ledger}; `sava ledgers list` shows those that are known")
+        super().__init__(
+            f"there is no ledger {cut(str(ledger))}; `sava ledgers list` shows those that are known"
+        )
         self.ledger = str(ledger)
 
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from sava.errors import CallerError, HostError, Outcome, RetryableError
+from sava.errors import CallerError, HostError, Outcome, RetryableError, cut
 from sava.metadata.commands import KeyValue
 from sava.storage import staging
 from sava.storage.errors import StagedInvalid
@@ -103,7 +103,7 @@ def now_ms() -> int:
 
 class WriterUnknown(CallerError):
     def __init__(self, writer: str) -> None:
-        super().__init__(f"there is no writer {writer}; `sava writers list` shows those that are known")
+        super().__init__(f"there is no writer {cut(writer)}; `sava writers list` shows those that are known")
         self.writer = writer
 
 

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from sava.errors import CallerError, SavaError
+from sava.errors import CallerError, SavaError, shown
 from sava.metadata.commands import decode_proposal
 from sava.metadata.durable import checkpoint_records, write_checkpoint
 from sava.metadata.errors import IdentityConflict, InvalidRequest, NotInitialized, Unavailable
@@ -70,7 +70,7 @@ LONGEST_RETRY_S: Final = 2.0
 def check_address(address: str) -> str:
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidRequest(f"{address!r} is not an address; give host:port of the node's Raft port")
+        raise InvalidRequest(f"{shown(address)} is not an address; give host:port of the node's Raft port")
     return address
 
 

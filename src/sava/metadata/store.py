@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from sava.errors import SavaError
+from sava.errors import SavaError, cut
 from sava.metadata.bootstrap import IDENTIFY_TIMEOUT_S, bootstrap, check_address
 from sava.metadata.commands import (
     AllocateId,
@@ -616,6 +616,6 @@ class ClusterOperations:
         if found is None:
             known = ", ".join(f"{member} at {taken}" for member, taken in membership.addresses)
             raise InvalidRequest(
-                f"{node or address or 'no node'} is not a member of the cluster; members: {known}"
+                f"{node or cut(address) or 'no node'} is not a member of the cluster; members: {known}"
             )
         return found

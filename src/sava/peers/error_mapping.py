@@ -19,7 +19,7 @@ from grpc import aio
 
 from sava.cluster.records import NotController
 from sava.connecting import Cause, cause_of
-from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
+from sava.errors import MAX_TEXT_CHARS, CallerError, HostError, Outcome, RetryableError, SavaError, cut
 from sava.metadata import peer
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.peer import detail_of, error_from
@@ -158,11 +158,16 @@ def trailing_of(error: SavaError) -> Trailing:
     )
 
 
+def text_of(error: SavaError) -> str:
+    """What a caller reads. Each error cuts what it quotes; this is for those that quote much."""
+    return cut(str(error), MAX_TEXT_CHARS)
+
+
 async def answer(context: Any, error: SavaError) -> NoReturn:
     """End the call with ``error``, whatever it is."""
     if isinstance(error, Relayed):
-        await context.abort(error.status, str(error), error.trailing)
-    await context.abort(status_of(error), str(error), trailing_of(error))
+        await context.abort(error.status, text_of(error), error.trailing)
+    await context.abort(status_of(error), text_of(error), trailing_of(error))
     raise AssertionError("abort always raises")
 
 

@@ -265,6 +265,11 @@ class RecordBatch:
             self._decoded()
         return self
 
+    def drop_views(self) -> None:
+        """Let go of the decoded columns of a compressed batch; what asks for them next decodes them again."""
+        if self._data is not None and self._header.codec is not Compression.NONE:
+            self._columns = None
+
     # -- reading ---------------------------------------------------------------------
 
     def payloads(self) -> list[bytes]:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from sava.errors import shown
 from sava.records.header import MAX_COUNT
 
 if sys.byteorder != "little":  # pragma: no cover
@@ -173,5 +174,5 @@ def schema_of(names: tuple[str, ...]) -> Any:
     """The Arrow schema of a choice of columns."""
     unknown = [name for name in names if name not in _FIELDS]
     if unknown:
-        raise KeyError(f"a record batch has no column {unknown[0]!r}")
+        raise KeyError(f"a record batch has no column {shown(unknown[0])}")
     return pa.schema([_FIELDS[name] for name in names])

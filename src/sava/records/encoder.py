@@ -17,6 +17,7 @@ import google_crc32c
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sava.errors import shown
 from sava.records.columns import (
     COLUMNS,
     ORIGIN_CLUSTER,
@@ -97,7 +98,7 @@ def encode_arrow(rows: Any, *, publish_time: int | None) -> EncodedBody:
     names = rows.schema.names
     unknown = [name for name in names if name not in STORED_COLUMNS or names.count(name) > 1]
     if unknown:
-        raise InvalidMessage(f"the column {unknown[0]!r} is unknown or given twice")
+        raise InvalidMessage(f"the column {shown(unknown[0])} is unknown or given twice")
     if "payload" not in names:
         raise InvalidMessage("the messages have no payload")
     count = _checked(rows.num_rows)
@@ -265,7 +266,7 @@ def constant_integer(spec: ColumnSpec, value: int) -> Encoded:
     try:
         return Encoding.CONSTANT, (value.to_bytes(spec.width, "little", signed=True),)
     except (OverflowError, AttributeError):
-        raise InvalidMessage(f"{spec.name}: {value!r} is no integer of {spec.width} bytes") from None
+        raise InvalidMessage(f"{spec.name}: {shown(value)} is no integer of {spec.width} bytes") from None
 
 
 def constant_text(spec: ColumnSpec, value: str) -> Encoded:

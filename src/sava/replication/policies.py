@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sava.errors import shown
 from sava.metadata.commands import Compare
 from sava.metadata.records import RecordChange, RecordStore, Versioned, decode, present
 from sava.metadata.store import LocalView, MetadataStore
@@ -76,8 +77,8 @@ def check(policy: PolicyRecord) -> PolicyRecord:
     start = policy.start or EARLIEST
     if start not in (EARLIEST, LATEST) and not (start.isascii() and start.isdecimal()):
         raise PolicyInvalid(
-            f"start {policy.start!r}: it can be {EARLIEST}, {LATEST}, or a time in microseconds since 1970 "
-            "UTC"
+            f"start {shown(policy.start)}: it can be {EARLIEST}, {LATEST}, or a time in microseconds since "
+            "1970 UTC"
         )
     return PolicyRecord(
         remotes=policy.remotes,

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from sava.errors import CallerError, RetryableError
+from sava.errors import CallerError, RetryableError, cut
 from sava.topics import specs
 from sava.topics.names import TopicName
 
@@ -161,8 +161,8 @@ def now_ms() -> int:
 class RemoteUnknown(CallerError):
     def __init__(self, remote: str) -> None:
         super().__init__(
-            f"there is no remote {remote}; `sava remotes list` shows those that are known, `sava remotes "
-            "add` adds one"
+            f"there is no remote {cut(remote)}; `sava remotes list` shows those that are known, `sava "
+            "remotes add` adds one"
         )
         self.remote = remote
 
@@ -196,7 +196,7 @@ class PolicyInvalid(CallerError):
 class LinkUnknown(CallerError):
     def __init__(self, topic: object, remote: str = "") -> None:
         """Without a remote: to none."""
-        where = f"replicated to {remote}" if remote else "replicated"
+        where = f"replicated to {cut(remote)}" if remote else "replicated"
         super().__init__(
             f"topic {topic} is not {where}, or does not exist; `sava replication status` shows what is "
             "replicated"

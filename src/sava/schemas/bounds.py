@@ -6,17 +6,11 @@ makes every recursive function behind it safe: Avro and JSON Schema are defined 
 libraries recurse as deep as a document is nested.
 
 **Regular expressions.** Python's engine backtracks: ``(a+)+$`` on thirty letters takes minutes, and holds
-the process while it does. A schema with such a pattern would stop a broker with one message.
-``longest_text`` estimates the ways in which a pattern can match from its parsed form as ``factor * length
-** degree``:
-
-* every repetition of open length adds one to the degree, and so does a search that is not anchored;
-* an optional part or an alternative multiplies the factor;
-* a repetition of something that itself varies (nested repetition, alternatives inside of it) and a reference
-  back to a group have no such bound, and the pattern is refused.
-
-From this follows the longest text that is tried; longer ones are invalid by definition. The estimate does
-not know that two neighbouring repetitions may exclude each other, so it errs on the safe side.
+the interpreter's lock while it does, so that one request would stop a broker. ``Pattern`` runs Google's RE2
+instead, whose time is at most proportional to the size of the compiled pattern times the length of the text,
+and which lets go of the lock meanwhile. What RE2 does not have is refused with the schema: look-around and
+references back to a group, which need another kind of engine. Its ``\\d``, ``\\w`` and ``$`` mean what JSON
+Schema (ECMA 262) says they mean, where Python's differ. A text is only tried if it is within ``most_bytes``.
 
 **Comparisons.** ``Fixpoint`` compares recursive structures: a pair that is met again while it is being
 compared is taken to fit. That is right if the assumption holds in the end. A comparison with alternatives
@@ -29,15 +23,14 @@ right, and what is left fits.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Hashable, Iterable
+import time
+from collections.abc import Callable, Hashable
 from functools import lru_cache
-from re import _constants as codes  # type: ignore[attr-defined]  # the parsed form has no public module
-from re import _parser as parser  # type: ignore[attr-defined]  # as above
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
+import re2
 
 from sava.schemas.errors import SchemaInvalid
 
@@ -118,105 +111,74 @@ def _refuse_constant(name: str) -> Any:
 
 
 MAX_PATTERN_CHARS: Final = 1000
-_MAX_WAYS: Final = 2e7
-"""Matching takes about a second, at worst."""
+_PATTERN_MEMORY: Final = 256 << 10
+"""Of one compiled pattern with what it remembers of texts; a pattern that does not fit is refused."""
+CACHED_PATTERNS: Final = 256
+MAX_WORK: Final = 100_000_000
+"""Instructions of a pattern times bytes of a text: at worst about a second, mostly a few milliseconds."""
 _MAX_TEXT: Final = 1 << 20
-_MAX_FACTOR: Final = 1e6
+_UNICODE_ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|.)", re.DOTALL)
+
+re2_options: Final = re2.Options()
+re2_options.max_mem = _PATTERN_MEMORY
+re2_options.never_capture = True
+re2_options.log_errors = False
 
 
-class _Cost(NamedTuple):
-    degree: int = 0
-    factor: float = 1.0
+class Pattern:
+    """A regular expression from a client. Safe to use from several threads."""
 
-    def then(self, other: _Cost) -> _Cost:
-        return _Cost(self.degree + other.degree, min(self.factor * other.factor, 1e300))
+    def __init__(self, text: str, *, max_chars: int = MAX_PATTERN_CHARS) -> None:
+        """Raises SchemaInvalid."""
+        if len(text) > max_chars:
+            raise SchemaInvalid(f"a pattern of {len(text)} characters; the limit is {max_chars}")
+        try:
+            self._compiled = re2.compile(_UNICODE_ESCAPE.sub(_as_re2, text).encode(), re2_options)
+        except (re2.error, UnicodeEncodeError) as error:
+            reason = error.args[0] if error.args else ""
+            if isinstance(reason, bytes):
+                reason = reason.decode(errors="replace")
+            raise SchemaInvalid(
+                f"{text[:80]!a} is not a regular expression that can be used here: {reason}. Patterns are "
+                "RE2's, without look-around and references back to a group"
+            ) from None
+        self._size = int(self._compiled.programsize)
+        self.most_bytes = min(_MAX_TEXT, MAX_WORK // max(1, self._size))
+        """Of a text that is tried."""
 
-    @property
-    def varies(self) -> bool:
-        return self.degree > 0 or self.factor > 1
+    def work(self, text: str) -> int:
+        """What trying the text costs at most, of ``MAX_WORK``."""
+        return self._size * len(text)
 
+    def is_found_in(self, text: str) -> bool:
+        """Whether it matches anywhere in the text; False for a text that is too long to be tried."""
+        data = text.encode(errors="replace")
+        return len(data) <= self.most_bytes and self._compiled.search(data) is not None
 
-@lru_cache(maxsize=1024)
-def longest_text(pattern: str) -> int:
-    """The most characters of a text that is tried against the pattern; raises SchemaInvalid."""
-    if len(pattern) > MAX_PATTERN_CHARS:
-        raise SchemaInvalid(f"a pattern of {len(pattern)} characters; the limit is {MAX_PATTERN_CHARS}")
-    try:
-        re.compile(pattern)
-        parsed = parser.parse(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise SchemaInvalid(f"{pattern[:80]!a} is not a regular expression: {error}") from None
-    cost = _cost(parsed, pattern)
-    if not _is_anchored(parsed):
-        cost = cost.then(_Cost(1))
-    if cost.factor > _MAX_FACTOR:
-        raise _too_many_ways(pattern)
-    if cost.degree <= 1:
-        return min(_MAX_TEXT, int(_MAX_WAYS / cost.factor))
-    ways = _MAX_WAYS * math.factorial(min(cost.degree, 20)) / cost.factor
-    return max(1, min(_MAX_TEXT, int(ways ** (1 / cost.degree))))
-
-
-def _is_anchored(parsed: Any) -> bool:
-    return (
-        bool(len(parsed))
-        and parsed[0][0] is codes.AT
-        and parsed[0][1]
-        in (
-            codes.AT_BEGINNING,
-            codes.AT_BEGINNING_STRING,
-        )
-    )
+    def matches(self, text: str) -> bool:
+        """Whether it matches the text as a whole."""
+        data = text.encode(errors="replace")
+        return len(data) <= self.most_bytes and self._compiled.fullmatch(data) is not None
 
 
-def _cost(parsed: Iterable[Any], pattern: str) -> _Cost:
-    total = _Cost()
-    for code, argument in parsed:
-        total = total.then(_item_cost(code, argument, pattern))
-    return total
+@lru_cache(maxsize=CACHED_PATTERNS)
+def compiled(pattern: str) -> Pattern:
+    """Raises SchemaInvalid."""
+    return Pattern(pattern)
 
 
-def _item_cost(code: Any, argument: Any, pattern: str) -> _Cost:
-    if code in (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT):
-        low, high, body = argument
-        return _repeat_cost(int(low), int(high), _cost(body, pattern), pattern)
-    if code is codes.SUBPATTERN:
-        return _cost(argument[3], pattern)
-    if code is codes.ATOMIC_GROUP:
-        return _cost(argument, pattern)
-    if code in (codes.ASSERT, codes.ASSERT_NOT):
-        return _cost(argument[1], pattern)
-    if code is codes.BRANCH:
-        costs = [_cost(branch, pattern) for branch in argument[1]]
-        return _Cost(max(cost.degree for cost in costs), sum(cost.factor for cost in costs))
-    if code in (codes.GROUPREF, codes.GROUPREF_IGNORE, codes.GROUPREF_EXISTS):
-        raise _too_many_ways(pattern)
-    return _Cost()
-
-
-def _repeat_cost(low: int, high: int, body: _Cost, pattern: str) -> _Cost:
-    if high <= 1:
-        return body if low == high else _Cost(body.degree, body.factor * 2)
-    if low == high:
-        if body.varies and high > 20:
-            raise _too_many_ways(pattern)
-        return _Cost(body.degree * high, min(body.factor**high, 1e300))
-    if body.varies:
-        raise _too_many_ways(pattern)
-    return _Cost(1)
-
-
-def _too_many_ways(pattern: str) -> SchemaInvalid:
-    return SchemaInvalid(
-        f"the pattern {pattern[:80]!a} could take too long to match: it repeats something that can match in "
-        "several ways, or has too many optional parts"
-    )
+def _as_re2(escape: re.Match[str]) -> str:
+    r"""RE2 writes ``\x{00e9}`` for ``\u00e9``."""
+    return f"\\x{{{escape[1]}}}" if escape[1] else escape[0]
 
 
 MAX_STEPS: Final = 200_000
 MAX_LEVELS: Final = 100
 """This is below the interpreter's limit of recursion, with the few frames that a level takes."""
 MAX_PROBLEMS: Final = 50
+MAX_COMPARING_S: Final = 5.0
+"""Of processor time. A step looks at as much as the schemas have in one place, so steps alone do not bound
+it."""
 
 
 class TooComplex(Exception):
@@ -232,6 +194,7 @@ class Fixpoint:
         self._assumed: set[Hashable] = set()
         self._steps = 0
         self._level = 0
+        self._until = time.thread_time() + MAX_COMPARING_S
 
     def solve(self, compare: Callable[[], list[str]]) -> list[str]:
         """The problems that the comparison finds; none if the structures fit."""
@@ -265,4 +228,10 @@ class Fixpoint:
     def step(self) -> None:
         self._steps += 1
         if self._steps > MAX_STEPS:
+            raise TooComplex
+        self.check_time()
+
+    def check_time(self) -> None:
+        """For work within a step whose amount a client decides."""
+        if time.thread_time() > self._until:
             raise TooComplex

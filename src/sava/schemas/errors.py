@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sava.errors import CallerError, HostError, RetryableError
+from sava.errors import CallerError, HostError, RetryableError, cut, shown
 
 SHOWN_CHARS = 300
 """Reasons quote what they refuse; a payload of megabytes must not become an error text of megabytes."""
 SHOWN_TOPICS = 5
+MAX_PROBLEM_CHARS = 4000
+"""Of all problems of one comparison together."""
 
 
 def shortened(text: str, limit: int = SHOWN_CHARS) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}…"
+    return cut(text, limit)
 
 
 class SchemaError(CallerError):
@@ -23,7 +25,7 @@ class SubjectUnknown(SchemaError):
     """Nothing was ever registered under this subject (or schema id)."""
 
     def __init__(self, subject: str | int) -> None:
-        what = f"schema id {subject}" if isinstance(subject, int) else f"subject {subject!r}"
+        what = f"schema id {subject}" if isinstance(subject, int) else f"subject {shown(subject)}"
         super().__init__(f"{what} not found: no version of it is registered")
         self.subject = subject
 
@@ -38,7 +40,7 @@ class VersionUnknown(SchemaError):
 
     def __init__(self, subject: str, version: int | None, reason: str = "") -> None:
         reason = reason or ("it has no version" if version is None else f"it has no version {version}")
-        super().__init__(f"subject {subject!r}: {reason}")
+        super().__init__(f"subject {shown(subject)}: {reason}")
         self.subject, self.version = subject, version
 
 
@@ -46,9 +48,9 @@ class VersionInUse(SchemaError):
     """A topic enforces the subject: without this version it would refuse messages that it accepts now."""
 
     def __init__(self, subject: str, version: int, topics: Sequence[str]) -> None:
-        shown = ", ".join(topics[:SHOWN_TOPICS]) + (" and others" if len(topics) > SHOWN_TOPICS else "")
+        some = ", ".join(topics[:SHOWN_TOPICS]) + (" and others" if len(topics) > SHOWN_TOPICS else "")
         super().__init__(
-            f"version {version} of subject {subject!r} cannot be deleted: topic {shown} refuses messages "
+            f"version {version} of subject {shown(subject)} cannot be deleted: topic {some} refuses messages "
             "that do not follow the subject; change its policy first (`sava schemas configure-topic --help`)"
         )
         self.subject, self.version, self.topics = subject, version, tuple(topics)
@@ -70,7 +72,7 @@ class SchemaIncompatible(SchemaError):
     """The new schema breaks what the subject's compatibility mode promises; ``problems`` says where."""
 
     def __init__(self, subject: str, problems: Sequence[str]) -> None:
-        super().__init__(f"subject {subject!r}: {'; '.join(problems)}")
+        super().__init__(f"subject {shown(subject)}: {shortened('; '.join(problems), MAX_PROBLEM_CHARS)}")
         self.subject, self.problems = subject, tuple(problems)
 
 
@@ -78,7 +80,7 @@ class SubjectTypeMismatch(SchemaError):
     """The definition has another type than the subject; the type of a subject never changes."""
 
     def __init__(self, subject: str, expected: str, given: str) -> None:
-        super().__init__(f"subject {subject!r} holds schemas of type {expected}, not {given}")
+        super().__init__(f"subject {shown(subject)} holds schemas of type {expected}, not {given}")
         self.subject, self.expected, self.given = subject, expected, given
 
 
@@ -100,6 +102,10 @@ class PayloadInvalid(SchemaError):
     def __init__(self, reason: str) -> None:
         super().__init__(shortened(reason))
         self.reason = shortened(reason)
+
+
+class SchemasBusy(RetryableError):
+    """Too many schemas or payloads wait for a thread that checks them."""
 
 
 class CompilerBusy(RetryableError):

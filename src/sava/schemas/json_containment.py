@@ -21,12 +21,11 @@ Two rules are about evolution rather than sets:
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from sava.schemas import json_schema
-from sava.schemas.bounds import Fixpoint
+from sava.schemas.bounds import Fixpoint, TooComplex, compiled
 from sava.schemas.errors import shortened
 from sava.schemas.json_schema import Alternative, Document, Evaluator, Subschema
 
@@ -302,14 +301,18 @@ def _compare_required(reader: dict[str, Any], alternative: Alternative, path: st
     return [f"{path}.{name}: required by the reader, and not by the writer" for name in sorted(missing)]
 
 
-def _said_of(part: dict[str, Any], name: str) -> list[Subschema]:
+def _said_of(comparison: Containment, part: dict[str, Any], name: str) -> list[Subschema]:
     """All that a schema says about a property; nothing if it neither names nor limits it."""
     found: list[Subschema] = []
     if name in part.get("properties", {}):
         found.append(part["properties"][name])
-    found += [
-        schema for pattern, schema in part.get("patternProperties", {}).items() if re.search(pattern, name)
-    ]
+    for text, schema in part.get("patternProperties", {}).items():
+        comparison.fixpoint.check_time()
+        pattern = compiled(text)
+        if len(name.encode(errors="replace")) > pattern.most_bytes:
+            raise TooComplex
+        if pattern.is_found_in(name):
+            found.append(schema)
     if not found and "additionalProperties" in part:
         found.append(part["additionalProperties"])
     return found
@@ -321,10 +324,10 @@ def _compare_properties(
     problems = []
     names = {name for part in (reader, *alternative) for name in part.get("properties", ())}
     for name in sorted(names):
-        written = tuple(schema for part in alternative for schema in _said_of(part, name))
+        written = tuple(schema for part in alternative for schema in _said_of(comparison, part, name))
         if not written:
             continue
-        for schema in _said_of(reader, name):
+        for schema in _said_of(comparison, reader, name):
             problems += comparison.contains(schema, written, f"{path}.{shortened(name, 60)}")
     return (
         problems

@@ -10,14 +10,14 @@ the pipeline derives columns from it.
 
 ``Evaluator`` runs ``jsonschema`` with a budget. A schema decides how much work a value is: references can
 double at every level, and a few lines then stand for a billion checks. So every keyword that is evaluated
-costs a step of a budget, and a value that uses it up is invalid. Two keywords are replaced because the
-library's way is not bounded: ``uniqueItems`` compares all pairs in the worst case, and patterns are only
-tried on texts that are short enough (``bounds.longest_text``).
+costs a step of a budget, and a value that uses it up is invalid. Keywords are replaced where the library's
+way is not bounded: ``uniqueItems`` compares all pairs in the worst case, and whatever tries a pattern
+(``pattern``, ``patternProperties`` and what looks at properties beyond those) runs Python's engine. A
+document is checked by the metaschema of its dialect in the same way.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -26,13 +26,15 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import jsonschema
+import jsonschema_specifications
 import referencing
 import referencing.exceptions
 from jsonschema import validators
 from jsonschema.exceptions import ValidationError
 from jsonschema.protocols import Validator
 
-from sava.schemas.bounds import TooComplex, canonical, comparable, longest_text
+from sava.errors import shown
+from sava.schemas.bounds import MAX_WORK, TooComplex, canonical, comparable, compiled
 from sava.schemas.errors import PayloadInvalid, SchemaInvalid, shortened
 
 Subschema = dict[str, Any] | bool
@@ -79,12 +81,7 @@ class Document:
         self.dialect = _dialect(root)
         self.ref_stands_alone = any(name in self.dialect for name in _REF_STANDS_ALONE)
         self._anchors: dict[str, Subschema] = {}
-        try:
-            _check_by_metaschema(DIALECTS[self.dialect], root)
-        except jsonschema.SchemaError as error:
-            raise SchemaInvalid(f"{error.json_path}: {shortened(error.message)}") from None
-        except RecursionError:
-            raise SchemaInvalid("nested too deeply") from None
+        _check_by_metaschema(self.dialect, root)
         schemas = list(self._walk(root))
         for schema in schemas:
             self._anchors.update((f"#{schema[key]}", schema) for key in _ANCHORS if key in schema)
@@ -131,10 +128,10 @@ class Document:
         if schema is not self.root and any(isinstance(schema.get(key), str) for key in ("$id", "id")):
             raise SchemaInvalid("an embedded resource ('$id' below the top) is not supported")
         if isinstance(pattern := schema.get("pattern"), str):
-            longest_text(pattern)
+            compiled(pattern)
         patterns = schema.get("patternProperties")
         for pattern in patterns if isinstance(patterns, dict) else ():
-            longest_text(pattern)
+            compiled(pattern)
 
     def _walk(self, start: Subschema) -> Iterator[dict[str, Any]]:
         pending, count = [start], 0
@@ -164,9 +161,16 @@ def references(schema: dict[str, Any]) -> list[str]:
     return [schema[key] for key in _REFERENCES if isinstance(schema.get(key), str)]
 
 
-def _check_by_metaschema(dialect: Any, root: Subschema) -> None:
-    """The library's types do not know that ``true`` is a schema."""
-    dialect.check_schema(root)
+def _check_by_metaschema(dialect: str, root: Subschema) -> None:
+    """Without the library's ``check_schema``, which compiles patterns with Python's engine and compares the
+    values of an ``enum`` with each other, all pairs."""
+    meta = _bounded_class(dialect)(DIALECTS[dialect].META_SCHEMA, registry=jsonschema_specifications.REGISTRY)
+    try:
+        error = _first_error(meta, root, Budget(MAX_DOCUMENT_STEPS))
+    except PayloadInvalid as limit:
+        raise SchemaInvalid(f"as a document it is beyond the limits: {limit.reason}") from None
+    if error is not None:
+        raise SchemaInvalid(f"{shortened(error.json_path)}: {shortened(error.message)}")
 
 
 def _dialect(root: Subschema) -> str:
@@ -424,20 +428,51 @@ def _all_references(schema: Any) -> set[str]:
 
 MAX_STEPS: Final = 50_000
 """The most keywords that are evaluated for one value, which take a second or two."""
-_NAME_KEYWORDS: Final = ("patternProperties", "additionalProperties", "unevaluatedProperties")
+MAX_DOCUMENT_STEPS: Final = 1_000_000
+"""The same for a document and its metaschema, which has about thirty keywords for a subschema."""
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]
+
+
+class NotEasy(Exception):
+    """A value needs more work than an event loop may do at once. It may be valid or not."""
 
 
 class _OverBudget(Exception):
     pass
 
 
-class _Budget(threading.local):
-    left = 0
+class Budget:
+    """What may be spent on evaluating one value, or several."""
+
+    def __init__(self, steps: int = MAX_STEPS, work: int = MAX_WORK, *, is_easy: bool = False) -> None:
+        self.steps = steps
+        self.work = work
+        """Of patterns."""
+        self.is_easy = is_easy
+
+    @classmethod
+    def easy(cls) -> Budget:
+        """Some milliseconds, and ten at worst. What exceeds it is NotEasy instead of invalid."""
+        return cls(2_000, MAX_WORK // 100, is_easy=True)
+
+    def spend_step(self) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            raise _OverBudget
+
+    def spend_work(self, work: int) -> None:
+        self.work -= work
+        if self.work < 0:
+            raise _OverBudget
 
 
-_budget = _Budget()
+class _Current(threading.local):
+    budget = Budget(0, 0)
+
+
+_current = _Current()
+"""The budget of the evaluation that a thread is in."""
 
 
 class Evaluator:
@@ -447,43 +482,44 @@ class Evaluator:
     def __init__(self, document: Document) -> None:
         self._whole = _bounded_class(document.dialect)(document.root, registry=referencing.Registry())
 
-    def check(self, value: Any) -> None:
-        """Raises PayloadInvalid, which says where and why."""
-        error = self._first_error(self._whole, value)
+    def check(self, value: Any, budget: Budget | None = None) -> None:
+        """Raises PayloadInvalid, which says where and why; NotEasy with an easy budget."""
+        error = _first_error(self._whole, value, budget or Budget())
         if error is not None:
-            raise PayloadInvalid(f"{error.json_path}: {error.message}")
+            raise PayloadInvalid(f"{shortened(error.json_path)}: {error.message}")
 
     def is_valid(self, schema: Subschema, value: Any) -> bool:
         """Whether the value is valid; False also when the limits end the evaluation."""
         try:
-            return self._first_error(self._whole.evolve(schema=schema), value) is None
+            return _first_error(self._whole.evolve(schema=schema), value, Budget()) is None
         except PayloadInvalid:
             return False
 
-    @staticmethod
-    def _first_error(validator: Validator, value: Any) -> ValidationError | None:
-        _budget.left = MAX_STEPS
-        try:
-            return next(iter(validator.iter_errors(value)), None)
-        except _OverBudget:
-            raise PayloadInvalid("checking it takes too many steps") from None
-        except RecursionError:
-            raise PayloadInvalid("it, or its schema, is nested too deeply") from None
-        except (ArithmeticError, ValueError) as error:
-            raise PayloadInvalid(f"a number in it cannot be checked: {error}") from None
-        except referencing.exceptions.Unresolvable as error:
-            raise PayloadInvalid(f"its schema has a reference that leads nowhere: {error}") from None
+
+def _first_error(validator: Validator, value: Any, budget: Budget) -> ValidationError | None:
+    """Raises PayloadInvalid at the limits."""
+    _current.budget = budget
+    try:
+        return next(iter(validator.iter_errors(value)), None)
+    except _OverBudget:
+        if budget.is_easy:
+            raise NotEasy from None
+        raise PayloadInvalid("checking it takes too many steps") from None
+    except RecursionError:
+        raise PayloadInvalid("it, or its schema, is nested too deeply") from None
+    except (ArithmeticError, ValueError) as error:
+        raise PayloadInvalid(f"a number in it cannot be checked: {error}") from None
+    except referencing.exceptions.Unresolvable as error:
+        raise PayloadInvalid(f"its schema has a reference that leads nowhere: {error}") from None
 
 
 @lru_cache(maxsize=len(DIALECTS))
 def _bounded_class(dialect: str) -> Callable[..., Validator]:
     base = DIALECTS[dialect]
     keywords = {name: _counted(keyword) for name, keyword in base.VALIDATORS.items()}
-    keywords["pattern"] = _counted(_pattern)
-    keywords["uniqueItems"] = _counted(_unique_items)
-    for name in _NAME_KEYWORDS:
+    for name, keyword in _REPLACED.items():
         if name in keywords:
-            keywords[name] = _with_short_names(keywords[name])
+            keywords[name] = _counted(keyword)
     extended: Callable[..., Validator] = validators.extend(base, keywords)  # type: ignore[no-untyped-call]  # the library has no types here
     return extended
 
@@ -492,39 +528,119 @@ def _counted(keyword: Any) -> Keyword:
     def evaluate(
         validator: Any, argument: Any, instance: Any, schema: Any
     ) -> Iterator[ValidationError] | None:
-        _budget.left -= 1
-        if _budget.left < 0:
-            raise _OverBudget
+        _current.budget.spend_step()
         found: Iterator[ValidationError] | None = keyword(validator, argument, instance, schema)
         return found
 
     return evaluate
 
 
+def _matches(pattern: str, text: str) -> bool:
+    """False also for a text that is too long to be tried."""
+    tried = compiled(pattern)
+    if len(text) > tried.most_bytes:
+        return False
+    _current.budget.spend_work(tried.work(text))
+    return tried.is_found_in(text)
+
+
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if not validator.is_type(instance, "string"):
+    if validator.is_type(instance, "string") and not _matches(pattern, instance):
+        most = compiled(pattern).most_bytes
+        if len(instance.encode(errors="replace")) > most:
+            yield ValidationError(
+                f"a text of more than {most} bytes is too long for the pattern {shown(pattern)}"
+            )
+        else:
+            yield ValidationError(f"{shown(instance)} does not match {shown(pattern)}")
+
+
+def _pattern_properties(
+    validator: Any, patterns: dict[str, Any], instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not validator.is_type(instance, "object"):
         return
-    if len(instance) > longest_text(pattern):
-        yield ValidationError(f"a text of {len(instance)} characters is too long for the pattern {pattern!r}")
-    elif not re.search(pattern, instance):
-        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+    for pattern, subschema in patterns.items():
+        yield from _names_too_long(pattern, instance)
+        for name, value in instance.items():
+            if _matches(pattern, name):
+                yield from validator.descend(value, subschema, path=name, schema_path=pattern)
 
 
-def _with_short_names(keyword: Keyword) -> Keyword:
-    """Names of properties are tried on patterns too."""
+def _names_too_long(pattern: str, instance: dict[str, Any]) -> Iterator[ValidationError]:
+    """A name that is not tried may be one that the pattern is about."""
+    most = compiled(pattern).most_bytes
+    if any(len(name) * 4 > most and len(name.encode(errors="replace")) > most for name in instance):
+        yield ValidationError(f"a property name of more than {most} bytes is too long for {shown(pattern)}")
 
-    def evaluate(validator: Any, argument: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-        patterns = schema.get("patternProperties")
-        if patterns and validator.is_type(instance, "object"):
-            limit = min(map(longest_text, patterns))
-            _budget.left -= len(patterns) * len(instance)
-            for name in instance:
-                if len(name) > limit:
-                    yield ValidationError(f"a property name of {len(name)} characters is too long")
-                    return
-        yield from keyword(validator, argument, instance, schema) or ()
 
-    return evaluate
+def _additional_properties(
+    validator: Any, wanted: Any, instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not validator.is_type(instance, "object"):
+        return
+    declared, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for name in instance:
+        if name in declared or any(_matches(pattern, name) for pattern in patterns):
+            continue
+        if wanted is False:
+            yield ValidationError(f"the property {shown(name)} is not allowed: the schema does not name it")
+        elif wanted is not True:
+            yield from validator.descend(instance[name], wanted, path=name)
+
+
+def _unevaluated_properties(
+    validator: Any, wanted: Any, instance: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not validator.is_type(instance, "object"):
+        return
+    evaluated = _evaluated(validator, instance, schema)
+    for name, value in instance.items():
+        if name not in evaluated and next(validator.descend(value, wanted, path=name), None) is not None:
+            yield ValidationError(
+                f"the property {shown(name)} is not allowed: no part of the schema is about it"
+            )
+
+
+def _evaluated(validator: Any, instance: dict[str, Any], schema: Any) -> set[str]:
+    """The properties that a schema, and what it applies in place, is about."""
+    _current.budget.spend_step()
+    if isinstance(schema, bool):
+        return set()
+    found: set[str] = set()
+    for keyword in _REFERENCES:
+        if keyword in schema:
+            resolved = _resolved(validator, keyword, schema[keyword])
+            target = validator.evolve(schema=resolved.contents, _resolver=resolved.resolver)
+            found |= _evaluated(target, instance, resolved.contents)
+    found |= schema.get("properties", {}).keys() & instance.keys()
+    for pattern in schema.get("patternProperties", ()):
+        found |= {name for name in instance if _matches(pattern, name)}
+    for keyword in ("additionalProperties", "unevaluatedProperties"):
+        if keyword in schema:
+            wanted = schema[keyword]
+            found |= {name for name, value in instance.items() if _holds(validator, value, wanted)}
+    inside = [each for name, each in schema.get("dependentSchemas", {}).items() if name in instance]
+    inside += [each for keyword in ("allOf", "oneOf", "anyOf") for each in schema.get(keyword, ())]
+    if "if" in schema:
+        holds = _holds(validator, instance, schema["if"])
+        inside += [schema["if"]] if holds else []
+        chosen = "then" if holds else "else"
+        inside += [schema[chosen]] if chosen in schema else []
+    for each in inside:
+        if _holds(validator, instance, each):
+            found |= _evaluated(validator, instance, each)
+    return found
+
+
+def _holds(validator: Any, instance: Any, schema: Any) -> bool:
+    return next(validator.descend(instance, schema), None) is None
+
+
+def _resolved(validator: Any, keyword: str, reference: str) -> Any:
+    if keyword == "$recursiveRef":
+        return referencing.jsonschema.lookup_recursive_ref(validator._resolver)
+    return validator._resolver.lookup(reference)
 
 
 def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
@@ -532,3 +648,12 @@ def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> It
         return
     if len({comparable(item) for item in instance}) != len(instance):
         yield ValidationError("an array has the same item twice")
+
+
+_REPLACED: Final[dict[str, Keyword]] = {
+    "additionalProperties": _additional_properties,
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "unevaluatedProperties": _unevaluated_properties,
+    "uniqueItems": _unique_items,
+}

@@ -16,7 +16,9 @@ gone.
 **Ids.** A subject gets its id from the store's counter before the transaction that creates it, so an attempt
 that loses leaves a gap. The id always belongs to the subject, also when all versions are deleted.
 
-Reading and comparing schemas takes time and may run a compiler, so it is done in a thread.
+Reading and comparing schemas takes time and may run a compiler, so it is done in a thread. Few threads do it,
+and as few check payloads: each that computes makes the event loop wait for the interpreter's lock, and
+clients decide how many requests there are.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -42,16 +45,18 @@ from sava.metadata.records import (
 )
 from sava.metadata.store import MetadataStore
 from sava.schemas import records, types
-from sava.schemas.definition import Schema, Validator, find_problems, fingerprint, read_schema
+from sava.schemas.definition import PayloadRefusal, Schema, Validator, find_problems, fingerprint, read_schema
 from sava.schemas.errors import (
     RegistryCorrupt,
     SchemaError,
     SchemaIncompatible,
+    SchemasBusy,
     SubjectTypeMismatch,
     SubjectUnknown,
     TooManyVersions,
     VersionUnknown,
 )
+from sava.schemas.json_schema import NotEasy
 from sava.schemas.records import (
     DefinitionRecord,
     RegisteredVersion,
@@ -70,6 +75,8 @@ from sava.schemas.types import (
     choose_version,
 )
 
+T = TypeVar("T")
+
 ATTEMPTS: Final = 16
 MAX_VERSIONS: Final = 4096
 """The most versions that a subject has at a time."""
@@ -77,6 +84,35 @@ PAGE: Final = 500
 DEFINITIONS_PAGE: Final = 16
 """This is small because a definition may have hundreds of KiB."""
 CACHED_VALIDATORS: Final = 256
+
+
+class _Threads:
+    """A few threads, and a bounded queue before them."""
+
+    def __init__(self, name: str, count: int, waiting: int) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._name = name
+        self._most = count + waiting
+        self._entered = 0
+
+    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Raises SchemasBusy."""
+        if self._entered >= self._most:
+            raise SchemasBusy(f"{self._name}: {self._entered} requests are under way or wait; try again")
+        self._entered += 1
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+        # Counted until the thread is free, which may be after its caller has gone.
+        future.add_done_callback(self._left)
+        return await asyncio.shield(future)
+
+    def _left(self, future: asyncio.Future[Any]) -> None:
+        self._entered -= 1
+        if not future.cancelled():
+            future.exception()
+
+
+_reading: Final = _Threads("schemas", 2, 256)
+_checking: Final = _Threads("payloads", 2, 4096)
 
 
 class _Candidate(NamedTuple):
@@ -125,7 +161,7 @@ class SchemaRegistry:
             tags=types.check_tags(tuple(tags)),
         )
         kind = types.parse_type(kind)
-        schema = await asyncio.to_thread(read_schema, kind, definition)
+        schema = await _reading.run(read_schema, kind, definition)
         info = msgspec.structs.replace(info, fingerprint=fingerprint(schema))
         stored = DefinitionRecord(definition=definition, compiled=schema.compiled)
         return await self._register(_Candidate(subject, kind, schema, info, stored))
@@ -259,7 +295,7 @@ class SchemaRegistry:
         record = await self._subject(types.check_subject(subject))
         if record.type is not kind:
             return [str(SubjectTypeMismatch(subject, record.type, kind))]
-        schema = await asyncio.to_thread(read_schema, kind, definition)
+        schema = await _reading.run(read_schema, kind, definition)
         return await self._problems(subject, record, schema, wanted or record.mode)
 
     async def resolve(self, reference: Reference) -> Resolved:
@@ -279,13 +315,20 @@ class SchemaRegistry:
             self._validators.move_to_end((schema_id, version))
             return cached[1]
         found = await self.get(schema_id, version)
-        schema = await asyncio.to_thread(read_schema, found.type, found.definition, found.compiled)
+        schema = await _reading.run(read_schema, found.type, found.definition, found.compiled)
         validator = Validator(schema)
         self._validators[schema_id, version] = (records.version_key(found.subject, version), validator)
         self._validators.move_to_end((schema_id, version))
         if len(self._validators) > CACHED_VALIDATORS:
             self._validators.popitem(last=False)
         return validator
+
+    async def check_payloads(self, validator: Validator, payloads: Sequence[bytes]) -> PayloadRefusal | None:
+        """As the validator does, but never for long on the event loop. Raises SchemasBusy."""
+        try:
+            return validator.validate_easy(payloads)
+        except NotEasy:
+            return await _checking.run(validator.validate_many, payloads)
 
     async def _subject(self, subject: str) -> SubjectRecord:
         """Raises SubjectUnknown."""
@@ -330,7 +373,7 @@ class SchemaRegistry:
         if mode is CompatibilityMode.NONE or not record.latest:
             return []
         older = await self._definitions(subject, record, mode)
-        return await asyncio.to_thread(_find_problems, schema, older, record.type, mode)
+        return await _reading.run(_find_problems, schema, older, record.type, mode)
 
     async def _definitions(
         self, subject: str, record: SubjectRecord, mode: CompatibilityMode

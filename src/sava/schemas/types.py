@@ -129,10 +129,10 @@ def parse_policy(text: str) -> Policy:
 
 
 def check_subject(subject: str) -> str:
-    """Any printable name, so that every name of Danube's clients works; raises SubjectInvalid."""
-    if not subject or not subject.isprintable() or subject != subject.strip():
+    """Any printable name in ASCII, so that names of Danube's clients work; raises SubjectInvalid."""
+    if not subject or not subject.isascii() or not subject.isprintable() or subject != subject.strip():
         raise SubjectInvalid(
-            f"{subject[:80]!a} cannot be a subject: it must be printable, not empty, without spaces around"
+            f"{subject[:80]!a} cannot be a subject: it must be printable ASCII, without spaces around it"
         )
     check_text("subject", subject, MAX_SUBJECT_BYTES)
     return subject

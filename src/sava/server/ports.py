@@ -37,10 +37,26 @@ from sava.server.assembly import BrokerParts, broker_url
 
 MESSAGE_OVERHEAD: Final = 1 << 20
 """What a request has besides its batch."""
+MAX_STREAMS: Final = 10_000
+"""Calls of one connection at a time, each about 50 kB. More than a program with thousands of producers has,
+and than one broker passes on to another: what is beyond waits in its client without an error."""
+STRANGERS: Final[tls.Options] = (
+    # A connection that does not begin as HTTP/2 (or TLS) says is dropped after this time.
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.http2.settings_timeout", 5_000),
+    # One without a call for so long is closed; its client opens it again when it has one.
+    ("grpc.max_connection_idle_ms", 1_800_000),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    # Calls and answers are not compressed (batches are, by their own codecs, against a budget): 20 kB of gzip
+    # become a request of 20 MB before any handler has seen whose it is.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.so_reuseport", 0),
+)
+"""What callers may do before it is known who they are."""
 ADMIN_OPTIONS: Final[tls.Options] = (
     ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.so_reuseport", 0),
+    # The largest requests are lists of staged sections, of some megabytes.
+    ("grpc.max_receive_message_length", 16 << 20),
     # Otherwise the connection of a caller that vanished would never end. Later than on the client port: no
     # caller waits for its place, and a command that a user suspends for a moment should continue.
     ("grpc.keepalive_time_ms", 60_000),
@@ -49,6 +65,7 @@ ADMIN_OPTIONS: Final[tls.Options] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     *PINGS_ALLOWED,
+    *STRANGERS,
 )
 MAX_PENDING: Final = 20_000
 """Calls that have arrived and that no handler has begun with yet. From a thousand on gRPC would cancel some
@@ -57,10 +74,10 @@ on the move is served again, each from a client that waited for it."""
 CLIENT_OPTIONS: Final[tls.Options] = (
     ("grpc.max_send_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
     ("grpc.max_receive_message_length", MAX_BATCH_BYTES + MESSAGE_OVERHEAD),
-    ("grpc.so_reuseport", 0),
     ("grpc.server.max_pending_requests", MAX_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
     *danube.CLIENT_PORT_OPTIONS,
+    *STRANGERS,
 )
 
 
@@ -79,7 +96,8 @@ async def open_admin_port(config: Config, parts: BrokerParts) -> aio.Server:
 async def _listen(
     config: Config, port: int, options: tls.Options, add_services: Callable[[aio.Server], None]
 ) -> aio.Server:
-    server = aio.server(options=options)
+    connections = ("grpc.max_allowed_incoming_connections", config.broker.max_connections)
+    server = aio.server(options=(*options, connections))
     add_services(server)
     tls.listen(server, f"{config.broker.host}:{port}", config.auth)
     await server.start()

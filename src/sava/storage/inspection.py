@@ -47,7 +47,7 @@ from typing import Final, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
-from sava.errors import CallerError, HostError
+from sava.errors import CallerError, HostError, shown
 from sava.metadata.commands import KeyValue
 from sava.metadata.store import RangeResult
 from sava.records import RecordBatch
@@ -114,7 +114,7 @@ class InspectedTopic(NamedTuple):
         """From ``/namespace/topic``. Raises InvalidStorageName."""
         parts = path.split("/")
         if len(parts) != 3 or parts[0]:
-            raise InvalidStorageName(f"{path!a} is not the name of a topic: write /namespace/topic")
+            raise InvalidStorageName(f"{shown(path)} is not the name of a topic: write /namespace/topic")
         keys.check_topic(TopicKey(parts[1], parts[2], 0))
         return cls(parts[1], parts[2])
 

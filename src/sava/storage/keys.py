@@ -17,14 +17,14 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
+from sava.errors import shown
 from sava.storage.errors import InvalidStorageName
 from sava.storage.types import TopicKey
 
 TOPICS: Final = "/storage/topics/"
 """Prefix of all of them in the metadata store."""
-_NAME: Final = re.compile(r"[\w-][\w.-]*")
-"""Letters and digits of any script, underscore, hyphen, and a dot that is not the first: what Danube allows,
-and dots. No character of it has a meaning in paths, URLs or globs."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""As ``topics.names``. No character of it has a meaning in paths, URLs or globs."""
 MAX_NAME_BYTES: Final = 255
 
 _STATE: Final = re.compile(rf"{TOPICS}[^/]+/[^/]+/state")
@@ -37,7 +37,8 @@ def check_topic(topic: TopicKey) -> TopicKey:
     for name in (topic.namespace, topic.name):
         if not _NAME.fullmatch(name) or len(name.encode()) > MAX_NAME_BYTES:
             raise InvalidStorageName(
-                f"{name!a} cannot be a name: letters, digits, '_', '-' and '.' (not first) can be used"
+                f"{shown(name)} cannot be a name: ASCII letters, digits, '_', '-' and '.' can be used, and "
+                "it begins with one of the first three"
             )
     if topic.topic_id < 0:
         raise InvalidStorageName(f"topic id {topic.topic_id} of {topic.path}")

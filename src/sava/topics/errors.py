@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from sava.errors import CallerError, Outcome, RetryableError
+from sava.errors import CallerError, Outcome, RetryableError, cut
 
 
 class NamespaceUnknown(CallerError):
     def __init__(self, namespace: str) -> None:
-        super().__init__(
-            f"namespace {namespace} does not exist; create it with `sava namespaces create {namespace}`"
-        )
+        name = cut(namespace)
+        super().__init__(f"namespace {name} does not exist; create it with `sava namespaces create {name}`")
         self.namespace = namespace
 
 
@@ -23,7 +22,9 @@ class NamespaceNotEmpty(CallerError):
 
 class TopicUnknown(CallerError):
     def __init__(self, topic: object) -> None:
-        super().__init__(f"topic {topic} does not exist; create it with `sava topics create {topic}`")
+        super().__init__(
+            f"topic {cut(str(topic))} does not exist; create it with `sava topics create {cut(str(topic))}`"
+        )
         self.topic = str(topic)
 
 
@@ -47,7 +48,7 @@ class TopicMismatch(CallerError):
 class SubscriptionUnknown(CallerError):
     def __init__(self, topic: object, subscription: str) -> None:
         super().__init__(
-            f"topic {topic} has no subscription {subscription}; "
+            f"topic {topic} has no subscription {cut(subscription)}; "
             f"`sava subscriptions list {topic}` shows which it has"
         )
         self.topic, self.subscription = str(topic), subscription

@@ -11,13 +11,15 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from sava.errors import CallerError
+from sava.errors import CallerError, shown
 from sava.storage.source_positions import SLOT_PREFIX, is_replication_slot
 
 MAX_NAME_BYTES: Final = 200
 """Leaves room for the suffix of a partition within what storage accepts."""
 
-_PART: Final = re.compile(r"[\w-][\w.-]*")
+_PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""ASCII only: permissions are granted by name, and letters of other scripts look like these. A name that
+begins with ``-`` is an option to a command."""
 _PARTITION: Final = re.compile(r"(.+)-part-(0|[1-9]\d{0,5})")
 
 
@@ -32,9 +34,11 @@ class TopicName(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> TopicName:
         """Raises InvalidName unless the text is ``/{namespace}/{topic}``."""
-        parts = text.split("/")
+        parts = text.split("/", 3)
         if len(parts) != 3 or parts[0]:
-            raise InvalidName(f"topic {text!r}: a topic is written /namespace/topic, such as /default/orders")
+            raise InvalidName(
+                f"topic {shown(text)}: a topic is written /namespace/topic, such as /default/orders"
+            )
         return cls(check_name(parts[1], "namespace"), check_name(parts[2], "topic"))
 
     def __str__(self) -> str:
@@ -58,10 +62,13 @@ class TopicName(NamedTuple):
 
 def check_name(name: str, what: str) -> str:
     """The name itself. Raises InvalidName; ``what`` says what it was to be."""
-    if not _PART.fullmatch(name):
-        raise InvalidName(f"{what} name {name!a}: letters, digits, '_', '-' and '.' (not first) can be used")
-    if len(name.encode()) > MAX_NAME_BYTES:
+    if len(name) > MAX_NAME_BYTES:
         raise InvalidName(f"{what} name {name[:20]!a}… is longer than {MAX_NAME_BYTES} bytes")
+    if not _PART.fullmatch(name):
+        raise InvalidName(
+            f"{what} name {name!a}: ASCII letters, digits, '_', '-' and '.' can be used, and it begins with "
+            "one of the first three"
+        )
     return name
 
 
@@ -69,8 +76,8 @@ def check_unreserved(subscription: str) -> str:
     """The name itself. Raises InvalidName for one that is a link's."""
     if is_replication_slot(subscription):
         raise InvalidName(
-            f"subscription name {subscription!a}: names that begin with {SLOT_PREFIX} are for the links of "
-            "replication, which keep messages until other clusters have them; they come and go with "
+            f"subscription name {shown(subscription)}: names that begin with {SLOT_PREFIX} are for the links "
+            "of replication, which keep messages until other clusters have them; they come and go with "
             "replication policies (`sava replication`)"
         )
     return subscription

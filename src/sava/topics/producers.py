@@ -36,7 +36,7 @@ from typing import Final
 
 import msgspec
 
-from sava.errors import SavaError
+from sava.errors import SavaError, shown
 from sava.records import Message, RecordBatch
 from sava.storage.errors import Fenced
 from sava.storage.producers import MAX_NAMES, ProducerEpochs
@@ -128,23 +128,26 @@ class ProducerHandle:
         MessageTooLarge, SchemaRefused, LimitReached, SequenceGap, DuplicateForgotten, ProducerFenced,
         TopicClosed, TopicUnknown."""
         self._check_open()
-        header = batch.verify().header
+        header = batch.header
         if header.producer_id != self.producer_id:
             raise MessageInvalid(
                 f"a batch of producer id {header.producer_id} through producer {self.name!r}, whose id is "
                 f"{self.producer_id}"
             )
-        if not batch.is_of(self.name):
-            raise MessageInvalid(f"a batch with messages of other producers through producer {self.name!r}")
         self.used_at = self._clock()
         self._entering += 1
         self.is_quiet.clear()
         try:
-            return await self._publisher.begin(batch, self._check_open)
+            await self._publisher.verify(batch, self._check_names)
+            return await self._publisher.begin(batch, self._check_open, is_measured=True)
         finally:
             self._entering -= 1
             if not self._entering:
                 self.is_quiet.set()
+
+    def _check_names(self, batch: RecordBatch) -> None:
+        if not batch.is_of(self.name):
+            raise MessageInvalid(f"a batch with messages of other producers through producer {self.name!r}")
 
     async def send(self, message: Message) -> int:
         """The message's offset when it is durable. For callers with one message at a time: what many of them
@@ -153,7 +156,7 @@ class ProducerHandle:
         if message.producer is None:
             message = msgspec.structs.replace(message, producer=self.name)
         elif message.producer != self.name:
-            raise MessageInvalid(f"a message of producer {message.producer!r} through {self.name!r}")
+            raise MessageInvalid(f"a message of producer {shown(message.producer)} through {self.name!r}")
         self.used_at = self._clock()
         return await self._publisher.send(message, self._check_open)
 
@@ -217,7 +220,7 @@ class TopicProducers:
 
         Raises ProducerFenced, ProducerBusy, LimitReached, SchemaRefused, InvalidName, TopicMoved, and what
         kept an open from being written down."""
-        if not 0 < len(name.encode()) <= MAX_NAME_BYTES:
+        if not 0 < len(name.encode(errors="replace")) <= MAX_NAME_BYTES:
             raise InvalidName(f"producer name {name[:20]!a}: 1 to {MAX_NAME_BYTES} bytes")
         await self.publisher.gate.check_producer(self._topic, schema_subject)
         identity = producer_id(self.spec.topic_id, name)

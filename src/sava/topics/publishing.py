@@ -24,16 +24,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from sava.errors import CallerError, SavaError
+from sava.errors import CallerError, RetryableError, SavaError
 from sava.metadata.errors import OutcomeUnknown
-from sava.records import BatchTooLarge, Message, RecordBatch
+from sava.records import MAX_BATCH_BYTES, BatchTooLarge, Compression, Message, RecordBatch
 from sava.storage import staging
 from sava.storage.errors import Fenced, StagedInvalid
 from sava.storage.objectstore import ObjectStore
@@ -50,6 +51,11 @@ _log = logging.getLogger(__name__)
 MAX_JOINED: Final = 10_000
 MAX_JOINED_BYTES: Final = 4 << 20
 """Of one append. A message that is larger has one of its own."""
+DECODE_BYTES: Final = 128 << 20
+DECODE_WAIT_S: Final = 10.0
+MAX_DECODE_WAITING: Final = 10_000
+LARGE: Final = 1 << 20
+"""A body of this size is checked in a thread: a smaller one takes less than a millisecond or two."""
 CROWD: Final = 6
 CROWD_FADES: Final = 0.98
 GATHER_S: Final = 0.003
@@ -60,6 +66,76 @@ MAX_WAITING_BYTES: Final = 64 << 20
 """Of messages that wait for their append; beyond this ``send`` waits to get in line."""
 MESSAGE_BYTES: Final = 200
 """What a message counts besides its payload."""
+
+
+class DecodeBusy(RetryableError):
+    """Batches that are decompressed at the moment take all the memory that there is for it."""
+
+
+class DecodeBudget:
+    """Bytes of decompressed batches that may be in memory while they are checked, of a whole broker. Owned by
+    the event loop.
+
+    A kilobyte of zstd becomes 60 MB, and many streams may bring one at the same time. Each waits for its part
+    of the budget in the order of asking, so that its stream, and by flow control its client, is slowed down.
+    Small batches need no part of it, since they are checked one at a time, and do not wait for large ones."""
+
+    def __init__(self, size: int = DECODE_BYTES) -> None:
+        """``size``: at least that of one batch."""
+        self._size = self.left = max(size, MAX_BATCH_BYTES)
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.waited = 0
+        """Batches that had to wait, and those that were refused after it."""
+        self.refused = 0
+
+    @asynccontextmanager
+    async def hold(self, size: int) -> AsyncIterator[None]:
+        """Raises DecodeBusy after ``DECODE_WAIT_S``."""
+        if self._waiting or self.left < size:
+            await self._wait(size)
+        else:
+            self.left -= size
+        try:
+            yield
+        finally:
+            self._give_back(size)
+
+    async def _wait(self, size: int) -> None:
+        if len(self._waiting) >= MAX_DECODE_WAITING:
+            self.refused += 1
+            raise DecodeBusy(f"{len(self._waiting)} compressed batches wait to be checked; try again")
+        self.waited += 1
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (size, future)
+        self._waiting.append(entry)
+        try:
+            async with asyncio.timeout(DECODE_WAIT_S):
+                await future
+        except BaseException as error:
+            if future.done() and not future.cancelled():
+                self._give_back(size)  # granted in the turn in which the wait ended
+            else:
+                self._waiting.remove(entry)
+                self._grant()  # it may have stood before others that fit
+            if isinstance(error, TimeoutError):
+                self.refused += 1
+                raise DecodeBusy(
+                    f"the broker decompresses as much as it may (broker.max_decompressing_mb), and a batch "
+                    f"of {size} bytes did not get its turn within {DECODE_WAIT_S:g} s"
+                ) from None
+            raise
+
+    def _give_back(self, size: int) -> None:
+        self.left += size
+        self._grant()
+        if self.left == self._size:
+            pa.default_memory_pool().release_unused()  # else the allocator keeps it for the next time
+
+    def _grant(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.left:
+            size, future = self._waiting.popleft()
+            self.left -= size
+            future.set_result(None)
 
 
 class Sink(Protocol):
@@ -83,8 +159,16 @@ class _Waiting(NamedTuple):
 class Publisher:
     """Of one topic; owned by the event loop."""
 
-    def __init__(self, topic: TopicName, sink: Sink, limits: TopicLimits, gate: SchemaChecks) -> None:
+    def __init__(
+        self,
+        topic: TopicName,
+        sink: Sink,
+        limits: TopicLimits,
+        gate: SchemaChecks,
+        budget: DecodeBudget | None = None,
+    ) -> None:
         self.topic = topic
+        self._budget = budget or DecodeBudget()
         self.sink = sink
         self.limits = limits
         self.gate = gate
@@ -143,6 +227,33 @@ class Publisher:
             self.messages += header.count
             self.bytes += header.body_size
         return future
+
+    async def verify(self, batch: RecordBatch, check: Callable[[RecordBatch], None]) -> None:
+        """Raise unless the batch can be read, ``check`` accepts it, and the topic takes such messages. What
+        it takes in memory when it is decompressed counts, and is free again when this returns."""
+        header = batch.header
+        is_large = header.body_size > LARGE
+        is_packed = header.codec is not Compression.NONE
+        if is_packed and (is_large or self._rules()[1] is not None):
+            async with self._budget.hold(header.body_size):
+                try:
+                    await self._verify(batch, check, is_large=is_large)
+                finally:
+                    batch.drop_views()
+        else:
+            await self._verify(batch, check, is_large=is_large)
+
+    async def _verify(
+        self, batch: RecordBatch, check: Callable[[RecordBatch], None], *, is_large: bool
+    ) -> None:
+        if is_large:
+            await asyncio.to_thread(batch.verify)
+        else:
+            batch.verify()
+        check(batch)
+        limits, schema = self._rules()
+        if schema is not None or 0 < limits.max_message_size < batch.header.body_size:
+            await self.measure(batch)
 
     async def measure(self, batch: RecordBatch) -> None:
         """Raise MessageTooLarge or SchemaRefused unless the topic takes such messages."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.config import PolicySettings
+from sava.errors import shown
 from sava.metadata.commands import KeyValue, Put
 from sava.metadata.records import RecordChange, RecordStore, Versioned, present
 from sava.metadata.store import MetadataStore
@@ -221,8 +222,6 @@ class TopicSchemas:
             raise TopicUnknown(topic)
 
 
-FEW: Final = 64
-"""Payloads that are checked at once; more are checked in a thread."""
 WARN_EVERY_S: Final = 10.0
 
 
@@ -272,7 +271,7 @@ class SchemaChecks:
             await self.check_subject(subject)
             found = await self._assign(topic, subject)
         if found != subject:
-            raise SchemaRefused(f"topic {topic} follows the subject {found!r}, and not {subject!r}")
+            raise SchemaRefused(f"topic {topic} follows the subject {found!r}, and not {shown(subject)}")
 
     async def _assign(self, topic: TopicName, subject: str) -> str:
         """The topic's subject: this one, unless it has one already."""
@@ -348,10 +347,7 @@ class SchemaChecks:
         if version is None:
             version = (await self._registry.latest(schema.subject)).version
         validator = await self._registry.validator(schema_id, version)
-        if len(payloads) <= FEW:
-            refusal = validator.validate_many(payloads)
-        else:
-            refusal = await asyncio.to_thread(validator.validate_many, payloads)
+        refusal = await self._registry.check_payloads(validator, payloads)
         if refusal is not None:
             raise SubjectMissed(
                 f"a payload is not of version {version} of {schema.subject!r}: {refusal.reason}"

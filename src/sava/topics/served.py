@@ -53,6 +53,7 @@ from sava.topics.errors import (
 from sava.topics.maintenance import FAILURES, TopicMaintenance, TopicsOptions
 from sava.topics.names import TopicName, check_name
 from sava.topics.ownership import Deletions, Released, Tenure, topic_key
+from sava.topics.publishing import DecodeBudget
 from sava.topics.registry import Namespaces, Registry, check_kind
 from sava.topics.rules import SchemaChecks, TopicLimits
 from sava.topics.specs import DEFAULT_NAMESPACES, OwnershipState, TopicSpec
@@ -102,6 +103,7 @@ class ServedTopics:
         self._options = options
         self._incarnation = incarnation
         self._others = others
+        self.budget = DecodeBudget(config.broker.max_decompressing_mb << 20)
         self._keeper = CursorKeeper(store, interval_s=options.cursor_interval_s)
         self._parts = TopicDependencies(
             limits=self.limits,
@@ -111,6 +113,7 @@ class ServedTopics:
             max_unacked_messages=config.dispatch.max_unacked_messages,
             cluster=config.cluster_name,
             max_link_backlog=config.replication.max_backlog_bytes,
+            budget=self.budget,
         )
         self._loaded: dict[TopicName, Topic] = {}
         self._by_id: dict[int, Topic] = {}

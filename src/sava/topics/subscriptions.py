@@ -58,6 +58,7 @@ from sava.topics.names import (
     check_unreserved,
 )
 from sava.topics.ownership import Tenure
+from sava.topics.publishing import DecodeBudget
 from sava.topics.rules import SchemaChecks, TopicLimits, check_room
 from sava.topics.specs import (
     LATEST,
@@ -108,6 +109,8 @@ class TopicDependencies:
     """The name of this one."""
     max_link_backlog: int | None
     """Bytes of one topic that links may keep from retention; None: any number."""
+    budget: DecodeBudget | None = None
+    """Of compressed batches; None: one for each topic."""
 
 
 def check_names(options: SubscribeOptions) -> None:

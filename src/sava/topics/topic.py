@@ -110,7 +110,11 @@ class Topic:
         self._reliable = Subscriptions(tenure, log, parts) if log is not None else None
         self._transient = TransientSubscriptions(tenure, parts) if log is None else None
         self._publisher = Publisher(
-            self.name, log if log is not None else self._need_transient(), parts.limits, parts.gate
+            self.name,
+            log if log is not None else self._need_transient(),
+            parts.limits,
+            parts.gate,
+            parts.budget,
         )
         self.staged = StagedWrites(self._publisher, log)
         self._cluster = parts.cluster
@@ -152,8 +156,9 @@ class Topic:
     # -- publishing --------------------------------------------------------------------------
 
     async def append(self, batch: RecordBatch) -> int:
-        """For the broker's own messages: the base offset when durable."""
-        return await asyncio.shield(await self._publisher.begin(batch))
+        """For brokers' own messages: the base offset when durable."""
+        await self._publisher.verify(batch, lambda _: None)
+        return await asyncio.shield(await self._publisher.begin(batch, is_measured=True))
 
     async def check_staged(self, stage: Stage, writer: str, sections: Sequence[Section]) -> None:
         """Raise unless the topic takes these messages of the writer: ProducerBusy, and as

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from typing import Any
 
 import pytest
 
-from sava.schemas.bounds import longest_text
 from sava.schemas.definition import Validator, fingerprint, read_schema
 from sava.schemas.errors import PayloadInvalid, SchemaInvalid, SchemaTooLarge
 from sava.schemas.types import MAX_DEFINITION_BYTES, SchemaType
@@ -53,9 +51,9 @@ def is_valid(schema: Any, value: Any) -> bool:
         (b'{"items": {"$dynamicRef": "http://example.com/"}}', "nothing is fetched"),
         (b'{"$defs": {"a": {"$id": "http://example.com/a"}}}', "embedded resource"),
         (b'{"pattern": "("}', "regular expression|is not a 'regex'"),
-        (b'{"properties": {"a": {"pattern": "(a+)+$"}}}', "too long to match"),
-        (b'{"patternProperties": {"^(x|xx)*$": true}}', "too long to match"),
-        (b'{"$ref": "#/hidden/a", "hidden": {"a": {"pattern": "(a+)+$"}}}', "too long to match"),
+        (b'{"properties": {"a": {"pattern": "(?=a)b"}}}', "without look-around"),
+        (b'{"patternProperties": {"^(x)\\\\1$": true}}', "references back"),
+        (b'{"$ref": "#/hidden/a", "hidden": {"a": {"pattern": "(?<!a)b"}}}', "without look-around"),
     ],
 )
 def test_what_is_no_usable_schema_is_refused_with_a_reason(definition: bytes, reason: str) -> None:
@@ -167,33 +165,6 @@ def test_an_array_of_many_unlike_items_is_unique_in_no_time() -> None:
     assert not is_valid({"uniqueItems": True}, [*items[:10], {"a": 5}])
     assert not is_valid({"uniqueItems": True}, [1, 1.0])
     assert is_valid({"uniqueItems": True}, [1, True, "1", [1], {"1": 1}])
-
-
-@pytest.mark.parametrize(
-    "pattern", ["^[a-z]+$", "[0-9]", r"^-?\d+(\.\d+)?$", r"^[^@]+@[^@]+\.[a-z]+$", ".*.*.*=.*"]
-)
-def test_the_longest_text_of_a_pattern_is_matched_in_bounded_time(pattern: str) -> None:
-    limit = longest_text(pattern)
-    for letter in "a0@":
-        started = time.thread_time()
-        re.search(pattern, letter * min(limit, 200_000))
-        assert time.thread_time() - started < 10
-
-
-@pytest.mark.parametrize(
-    "pattern", ["(a+)+$", "(a|aa)*", r"(a)\1", "(a?){30}a{30}", "a?" * 40, "(" * 500, "a" * 1001]
-)
-def test_patterns_without_such_a_bound_are_refused(pattern: str) -> None:
-    with pytest.raises(SchemaInvalid):
-        longest_text(pattern)
-
-
-def test_a_text_that_is_too_long_for_its_pattern_is_invalid() -> None:
-    schema = {"pattern": r"^[^@]+@[^@]+\.[a-z]+$", "patternProperties": {"x.*y": {"type": "integer"}}}
-    assert is_valid(schema, "me@example.com")
-    assert not is_valid(schema, "me@example." + "c" * 10_000)
-    assert is_valid(schema, {"xy": 1})
-    assert not is_valid(schema, {"x" * 10_000: 1})
 
 
 def test_a_reason_says_where_and_is_short() -> None:

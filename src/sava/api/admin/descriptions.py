@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 
 from sava.api.messages import to_message
 from sava.cluster.view import ClusterView, TopicEntry
-from sava.errors import RetryableError, SavaError
+from sava.errors import RetryableError, SavaError, shown
 from sava.metadata.store import LocalView, MetadataStore
 from sava.peers.error_mapping import Relayed
 from sava.peers.partition_calls import (
@@ -266,7 +266,7 @@ def changed_policy(policy: NamespacePolicy, change: pb.Policy, clear: Iterable[s
     limits: dict[str, int | None] = {field.name: limit for field, limit in change.ListFields()}
     for name in clear:
         if name not in LIMITS:
-            raise MessageInvalid(f"{name!a} is no limit; those are {', '.join(LIMITS)}")
+            raise MessageInvalid(f"{shown(name)} is no limit; those are {', '.join(LIMITS)}")
         limits[name] = None
     return msgspec.structs.replace(policy, **limits)
 
@@ -301,7 +301,7 @@ def subscription_type(text: str) -> SubscriptionType:
         return SubscriptionType[text.upper()]
     except KeyError:
         known = ", ".join(kind.name.lower() for kind in SubscriptionType)
-        raise MessageInvalid(f"subscription type {text!a} does not exist; known are {known}") from None
+        raise MessageInvalid(f"subscription type {shown(text)} does not exist; known are {known}") from None
 
 
 def _type(subscription: str, kind: SubscriptionType) -> str:

@@ -22,6 +22,7 @@ from sava.cluster.pipelines import (
     Runner,
     RunnerRecord,
 )
+from sava.errors import shown
 from sava.proto import pipelines_pb2 as pipelines_pb
 from sava.proto import pipelines_pb2_grpc as pipelines_rpc
 from sava.proto import replication_pb2 as pb
@@ -332,7 +333,7 @@ def _status_of(status: pipelines_pb.PipelineStatus) -> PipelineStatus:
     except ValueError:
         states = ", ".join(PipelineState)
         raise PipelineInvalid(
-            f"a pipeline cannot be in the state {status.state!r}; states are {states}"
+            f"a pipeline cannot be in the state {shown(status.state)}; states are {states}"
         ) from None
     return from_message(PipelineStatus, status, state=state, runner="", claim=0, reported_ms=0)
 

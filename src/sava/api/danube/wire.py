@@ -111,8 +111,8 @@ def status_of(error: SavaError) -> grpc.StatusCode:
 async def answer(context: Any, error: SavaError) -> NoReturn:
     """End the call with ``error``, whatever it is."""
     if isinstance(error, error_mapping.Relayed):
-        await context.abort(error.status, str(error), error.trailing)
-    await context.abort(status_of(error), str(error), error_mapping.trailing_of(error))
+        await context.abort(error.status, error_mapping.text_of(error), error.trailing)
+    await context.abort(status_of(error), error_mapping.text_of(error), error_mapping.trailing_of(error))
     raise AssertionError("abort always raises")
 
 

@@ -8,7 +8,6 @@ filter refuses the key is passed over, to the next one that accepts it.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,8 +18,20 @@ from typing import Final
 
 import pyarrow.compute as pc
 
+from sava.errors import CallerError
 from sava.records import RecordBatch
+from sava.schemas.bounds import Pattern
 from sava.topics.ranges import IntervalSet, Range, RangeMap
+
+MAX_GLOBS: Final = 64
+MAX_GLOB_CHARS: Final = 1024
+"""Of all filters of a consumer."""
+MAX_FILTERED_KEY: Final = 1024
+
+
+class InvalidFilter(CallerError):
+    """Key filters beyond what a consumer may have."""
+
 
 NO_KEY: Final = ""
 """The key of messages that have neither a key nor a named producer: they are one sequence."""
@@ -30,28 +41,41 @@ _POINTS: Final = 128
 
 class KeyFilter:
     """Globs of which one must match the whole key: ``*`` is any text, ``?`` any one character, everything
-    else itself, in the case it has. Without a glob every key is accepted."""
+    else itself, in the case it has. Without a glob every key is accepted. Keys of more than a kilobyte are
+    accepted by no glob: a filter is asked for every key, on the event loop."""
 
     __slots__ = ("_accepted", "globs")
 
     def __init__(self, globs: Sequence[str] = ()) -> None:
+        """Raises InvalidFilter."""
         self.globs = tuple(globs)
-        patterns = "|".join(f"(?:{_pattern(glob)})" for glob in self.globs)
-        self._accepted = re.compile(patterns, re.DOTALL) if patterns else None
+        if len(self.globs) > MAX_GLOBS or sum(map(len, self.globs)) > MAX_GLOB_CHARS:
+            raise InvalidFilter(
+                f"{len(self.globs)} key filters of {sum(map(len, self.globs))} characters; a consumer has at "
+                f"most {MAX_GLOBS} of {MAX_GLOB_CHARS} in all"
+            )
+        self._accepted = _compiled(self.globs) if self.globs else None
 
     def accepts(self, key: str) -> bool:
-        return self._accepted is None or self._accepted.fullmatch(key) is not None
+        if self._accepted is None:
+            return True
+        return len(key) <= MAX_FILTERED_KEY and self._accepted.matches(key)
 
 
-def _pattern(glob: str) -> str:
-    """Each ``*`` takes as little as it can and is not tried again: globs come from clients, and with a plain
-    ``.*`` for each star ``*a*a*a*a*b`` takes time in the power of its stars."""
-    first, *rest = (
-        "".join("." if char == "?" else re.escape(char) for char in part) for part in glob.split("*")
+def _compiled(globs: tuple[str, ...]) -> Pattern:
+    """RE2 does not backtrack: globs come from clients, and with Python's engine and a plain ``.*`` for each
+    star ``*a*a*a*a*b`` takes time in the power of its stars."""
+    written = "|".join(
+        "".join(_GLOB.get(char, char if char.isalnum() else _quoted(char)) for char in glob) for glob in globs
     )
-    if not rest:
-        return first
-    return first + "".join(f"(?>.*?{part})" for part in rest[:-1] if part) + ".*" + rest[-1]
+    return Pattern(f"(?s:{written})", max_chars=len(written) + 5)
+
+
+_GLOB: Final = {"*": ".*", "?": "."}
+
+
+def _quoted(char: str) -> str:
+    return f"\\x{{{ord(char):x}}}"
 
 
 def _place(text: str) -> int:
