@@ -42,6 +42,7 @@ from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_admin_pb2_grpc as admin_rpc
 from sava.proto import topics_admin_pb2 as topics_pb
 from sava.security.cluster_secret import ClusterSecret
+from sava.security.credentials import Credentials
 from tests.support.network import Links, free_ports
 from tests.support.processes import PIPE, Child, Forked, start_sava
 from tests.support.waiting import PATIENCE_S, until
@@ -101,6 +102,8 @@ class BrokerProcess:
         self._process: Child | None = None
         self._reading: asyncio.Task[None] | None = None
         self._client: AdminClient | None = None
+        self.credentials: Credentials | None = None
+        """What the tests show to its admin port; None: what it shows itself."""
 
     def add_arguments(self, *arguments: str) -> None:
         """From the next start on."""
@@ -122,7 +125,7 @@ class BrokerProcess:
     @property
     def client(self) -> AdminClient:
         if self._client is None:
-            self._client = AdminClient(self.admin, own_credentials(self._auth))
+            self._client = AdminClient(self.admin, self.credentials or own_credentials(self._auth))
         return self._client
 
     async def start(self, *, wait: bool = True, **environment: str) -> None:
