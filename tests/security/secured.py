@@ -30,9 +30,7 @@ HOUR_S = 3600.0
 
 
 class SecuredCluster(Brokers):
-    def __init__(
-        self, size: int, directory: Path, *, has_tls: bool = True, **settings: dict[str, Any]
-    ) -> None:
+    def __init__(self, size: int, directory: Path, *, has_tls: bool = True, **settings: Any) -> None:
         """``has_tls``: without it the ports are plain, and tokens are asked for all the same."""
         self.secret = secrets.token_hex(32)
         """By which tokens are signed."""

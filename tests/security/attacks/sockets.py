@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from typing import Final
 
 from sava.peer_connection import GREETING
@@ -36,22 +35,30 @@ async def _hold(addresses: tuple[str, ...], count: int, says: bytes, seconds: fl
                 tally.refused += 1
     await asyncio.sleep(max(seconds - (time.monotonic() - began), 0))
     for reader, writer in held:
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(0.001):
-                while await reader.read(1 << 16):
-                    pass
-            tally.refused += 1
-            continue
-        tally.accepted += 1
+        tally.count(is_accepted=await _is_open(reader))
         writer.transport.abort()
+    await asyncio.sleep(0)
     lasted = time.monotonic() - began
     tally.note = f"accepted: still open after up to {lasted:.0f} s"
     return tally
 
 
+async def _is_open(reader: asyncio.StreamReader) -> bool:
+    try:
+        async with asyncio.timeout(0.001):
+            while await reader.read(1 << 16):
+                pass
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 async def half_open(target: Target, seconds: float) -> Tally:
     """M1: half of HTTP/2's preface on the client and admin ports."""
-    tally = await _hold((*target.client, *target.admin), HALF_OPEN, PREFACE[:12], seconds)
+    count = min(HALF_OPEN, round(100 * seconds))
+    tally = await _hold((*target.client, *target.admin), count, PREFACE[:12], seconds)
     if seconds < PATIENCE_S:
         tally.note += "; the time was too short to be dropped in"
     return tally
@@ -59,7 +66,8 @@ async def half_open(target: Target, seconds: float) -> Tally:
 
 async def held_raft_port(target: Target, seconds: float) -> Tally:
     """Take all connections that a Raft port accepts, again and again."""
-    return await _hold(target.raft, HELD + 50, GREETING[:4], seconds)
+    count = min(HELD + 50, round(300 * seconds))
+    return await _hold(target.raft, count, GREETING[:4], seconds)
 
 
 async def garbage(target: Target, seconds: float) -> Tally:
