@@ -35,6 +35,7 @@ PROTOS = (
     doctor_pb2,
     pipelines_pb2,
     replication_pb2,
+    security_pb2,
     writers_pb2,
     danube_schema_pb2,
 )
