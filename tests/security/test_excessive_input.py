@@ -21,7 +21,6 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
-from sava.peers.forwarding import EOF
 from sava.proto import (
     admin_pb2,
     brokers_pb2,
@@ -266,8 +265,8 @@ class Publishing:
 
     def __init__(self, channel: aio.Channel, topic: str, name: str) -> None:
         self.name = name
-        stub: Any = rpc.StreamsStub(channel)
-        self._call = stub.Publish()
+        streams: Any = rpc.StreamsStub(channel)
+        self._call = streams.Publish()
         self._topic = topic
         self._sequence = itertools.count()
 
@@ -275,7 +274,7 @@ class Publishing:
         opening = pb.OpenProducer(topic=self._topic, producer_name=self.name)
         await self._call.write(pb.PublishRequest(open=opening))
         answer = await self._call.read()
-        if answer is EOF:
+        if not isinstance(answer, pb.PublishResponse):
             raise RuntimeError(await self._call.details())
         return int(answer.opened.producer_id)
 

@@ -198,6 +198,7 @@ class ReplicaService(rpc.ReplicaServicer):
             own=self._own(topic),
             notified=request.told,
             since=request.since,
+            owner=request.owner,
         )
         return pb.ApplyAcksResponse(
             position=applied.position, left=map(_told, applied.left), told=applied.notified
@@ -216,6 +217,7 @@ class ReplicaService(rpc.ReplicaServicer):
             acks=map(_told, found.acks),
             covered=_flat(found.covered),
             more=found.more,
+            owner=found.owner,
         )
 
     def _own(self, topic: Topic) -> Origin:

@@ -722,6 +722,7 @@ class ApplyAcksRequest(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     TOLD_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     subscription: _builtins.str
     type: _builtins.int
@@ -732,6 +733,8 @@ class ApplyAcksRequest(_message.Message):
     """They say what is new since everything before this offset was said. If the answer's `told` is less, that is lost here
     (the subscription or the topic was deleted), and all of it is to be said again.
     """
+    owner: _builtins.str
+    """Of the subscription if it is missing here: the principal whose it is at the source; empty: nobody's alone."""
     @_builtins.property
     def source(self) -> Global___Source: ...
     @_builtins.property
@@ -748,10 +751,11 @@ class ApplyAcksRequest(_message.Message):
         type: _builtins.int = ...,
         told: _builtins.int = ...,
         since: _builtins.int = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "since", b"since", "source", b"source", "subscription", b"subscription", "told", b"told", "topic", b"topic", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "owner", b"owner", "since", b"since", "source", b"source", "subscription", b"subscription", "told", b"told", "topic", b"topic", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -861,6 +865,7 @@ class ReadAcksResponse(_message.Message):
     ACKS_FIELD_NUMBER: _builtins.int
     COVERED_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     exists: _builtins.bool
     type: _builtins.int
     """Of the subscription."""
@@ -868,6 +873,8 @@ class ReadAcksResponse(_message.Message):
     """Another id than the caller has means another topic of the same name."""
     more: _builtins.bool
     """There is more: too many to look at in one go."""
+    owner: _builtins.str
+    """The principal whose the subscription is; empty: nobody's alone."""
     @_builtins.property
     def acks(self) -> _containers.RepeatedCompositeFieldContainer[Global___OriginAcks]: ...
     @_builtins.property
@@ -883,10 +890,11 @@ class ReadAcksResponse(_message.Message):
         acks: _abc.Iterable[Global___OriginAcks] | None = ...,
         covered: _abc.Iterable[_builtins.int] | None = ...,
         more: _builtins.bool = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "covered", b"covered", "exists", b"exists", "more", b"more", "topic_id", b"topic_id", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "covered", b"covered", "exists", b"exists", "more", b"more", "owner", b"owner", "topic_id", b"topic_id", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

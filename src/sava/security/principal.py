@@ -43,3 +43,5 @@ class Principal(NamedTuple):
 ANONYMOUS: Final = Principal("anonymous", "anonymous")
 current: Final[ContextVar[Principal]] = ContextVar("principal", default=ANONYMOUS)
 """Who makes the call that this task works for."""
+is_admin: Final[ContextVar[bool]] = ContextVar("principal_is_admin", default=False)
+"""Whether that principal may manage the topic that the call is about. What others own is then open to it."""

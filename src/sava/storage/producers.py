@@ -270,6 +270,8 @@ def _appended(header: Header) -> _Appended:
 # -- which open of a producer's name is the last one -----------------------------------------------
 
 
+MAX_OWNED: Final = 2000
+"""Names of producers whose owner is remembered, about 10 bytes each."""
 MAX_NAMES: Final = 2000
 """About 40 bytes each in the topic's record, which each change of it rewrites."""
 
@@ -280,13 +282,23 @@ class EpochRequest(NamedTuple):
     """0: an open."""
     above: int = 0
     """The new number must be beyond this one, too."""
+    owner: str = ""
+    """The principal whose the name is from now on, if it is no other's; empty: it is asked for by one that
+    owns nothing."""
+    frees: bool = False
+    """The name is nobody's alone from now on."""
+    is_claim: bool = False
+    """The owner is all that is asked for: the number stays."""
 
 
 class Granted(NamedTuple):
     table: EpochTable
     numbers: Sequence[int]
-    """The current number of each producer that asked; 0: it is not remembered."""
+    """The current number of each producer that asked; 0: it is not remembered; ``FOREIGN``: the name is
+    another principal's, and nothing was done."""
 
+
+FOREIGN: Final = -1
 
 Write = Callable[[Sequence[EpochRequest]], Awaitable[Granted]]
 """Makes what ``grant`` says durable. Raises, and then nothing of it may be answered."""
@@ -296,10 +308,20 @@ def grant(table: EpochTable, asks: Sequence[EpochRequest], in_use: Collection[in
     """The answers to these questions, in their order, and the table that makes them true. ``in_use``:
     producers to be forgotten last."""
     known, last = dict(table.known), table.last
+    owners = {each: owner for owner, ids in table.owners for each in ids}
     numbers = []
     for ask in asks:
         current = known.get(ask.producer_id, 0)
-        if not ask.presented:
+        if ask.frees:
+            owners.pop(ask.producer_id, None)
+        elif owners.get(ask.producer_id, ask.owner) != ask.owner:
+            numbers.append(FOREIGN)
+            continue
+        elif ask.owner:
+            owners[ask.producer_id] = ask.owner
+        if ask.is_claim:
+            pass
+        elif not ask.presented:
             current = known[ask.producer_id] = max(last, ask.above) + 1
         elif ask.presented > (current or table.floor):
             current = known[ask.producer_id] = ask.presented
@@ -312,7 +334,20 @@ def grant(table: EpochTable, asks: Sequence[EpochRequest], in_use: Collection[in
         forgotten = sorted(entries, key=lambda entry: entry[0] in kept)[:excess]
         floor = max(floor, *(number for _, number in forgotten))
         entries = [entry for entry in entries if entry not in forgotten]
-    return Granted(EpochTable(last, floor, tuple(entries)), numbers)
+    return Granted(EpochTable(last, floor, tuple(entries), _by_owner(owners, in_use)), numbers)
+
+
+def _by_owner(owners: dict[int, str], in_use: Collection[int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """At most ``MAX_OWNED`` names. The principal that has the most of them loses its oldest one, so that none
+    drives out the others' by opening many."""
+    found: dict[str, list[int]] = {}
+    for producer_id, owner in owners.items():
+        found.setdefault(owner, []).append(producer_id)
+    connected = set(in_use)
+    for _ in range(len(owners) - MAX_OWNED):
+        most = max(found.values(), key=len)
+        most.remove(next((each for each in most if each not in connected), most[0]))
+    return tuple((owner, tuple(ids)) for owner, ids in found.items() if ids)
 
 
 class ProducerEpochs:
@@ -343,18 +378,32 @@ class ProducerEpochs:
         """The number that has the name; 0: none is known."""
         return self._known.get(producer_id, 0)
 
-    async def open(self, producer_id: int, *, above: int = 0) -> int:
-        """A new number for the name, durable on return. Raises what kept it from being written; the name may
-        then be another open's that was never answered, and the next open is beyond that."""
-        return await self._ask(EpochRequest(producer_id, 0, above))
+    def owner(self, producer_id: int) -> str:
+        """The principal whose the name is; empty: nobody's alone."""
+        return self._owners.get(producer_id, "")
 
-    async def present(self, producer_id: int, number: int) -> int:
+    async def open(self, producer_id: int, *, above: int = 0, owner: str = "", frees: bool = False) -> int:
+        """A new number for the name, durable on return; ``FOREIGN`` if it is not the owner's. Raises what
+        kept it from being written; the name may then be another open's that was never answered, and the next
+        open is beyond that."""
+        return await self._ask(EpochRequest(producer_id, 0, above, owner, frees))
+
+    async def present(self, producer_id: int, number: int, *, owner: str = "", frees: bool = False) -> int:
         """The number that has the name from now on, durable: the presented one if the producer may continue,
-        else a higher one, or 0 if the topic no longer knows."""
+        else a higher one, 0 if the topic no longer knows, or ``FOREIGN``."""
+        if not frees and self.owner(producer_id) not in ("", owner):
+            return FOREIGN
         current = self.current(producer_id)
         if number == current or number <= (current or self._floor):
             return current
-        return await self._ask(EpochRequest(producer_id, number))
+        return await self._ask(EpochRequest(producer_id, number, 0, owner, frees))
+
+    async def claim(self, producer_id: int, *, owner: str, frees: bool = False) -> None:
+        """The name is the owner's from now on, durable, unless it is another's: see ``owner``. Writes nothing
+        if that is so already."""
+        known = self.owner(producer_id)
+        if known != owner:
+            await self._ask(EpochRequest(producer_id, 0, 0, owner, frees, is_claim=True))
 
     def close(self, error: SavaError) -> None:
         """The topic ends here. A write that is under way may take effect; its open is not answered."""
@@ -395,6 +444,7 @@ class ProducerEpochs:
 
     def _adopt(self, table: EpochTable) -> None:
         self._floor, self._known = table.floor, dict(table.known)
+        self._owners = {each: owner for owner, ids in table.owners for each in ids}
 
     def _fail(self, asked: Sequence[tuple[EpochRequest, asyncio.Future[int]]], error: Exception) -> None:
         for _, future in asked:

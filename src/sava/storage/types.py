@@ -96,6 +96,8 @@ class EpochTable(msgspec.Struct, frozen=True, array_like=True):
     """The highest number of a producer that was forgotten."""
     known: tuple[tuple[int, int], ...] = ()
     """Producer id and number, the lowest number first."""
+    owners: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Principals, and the ids of the producers whose names are theirs, in the order of their first opens."""
 
 
 class TopicState(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,8 +84,10 @@ class ConsumerOwner(Protocol):
 class ConsumerHandle:
     """Owned by the event loop. One task at a time waits in ``receive``."""
 
-    def __init__(self, name: str, consumer_id: int, owner: ConsumerOwner) -> None:
+    def __init__(self, name: str, consumer_id: int, owner: ConsumerOwner, *, principal: str = "") -> None:
+        """``principal``: whose consumer it is; empty: of all."""
         self.name = name
+        self.principal = principal
         self.consumer_id = consumer_id
         self.subscription = owner.name
         self._owner = owner
@@ -224,6 +226,7 @@ class KnownConsumer:
     name: str
     type: SubscriptionType
     key_filters: tuple[str, ...] = ()
+    owner: str = ""
 
 
 @dataclass(slots=True)
@@ -272,6 +275,7 @@ class ConsumerIds:
                 specs.consumer_of_key(kv.key),
                 record.type,
                 record.key_filters,
+                record.owner,
             ),
             self._clock(),
         )
@@ -300,6 +304,7 @@ class ConsumerIds:
             consumer_id=consumer.consumer_id,
             type=consumer.type,
             key_filters=consumer.key_filters,
+            owner=consumer.owner,
         )
         key = specs.consumer_key(self._topic, consumer.subscription, consumer.name)
         surplus = self._of(consumer.subscription)[:-MAX_PER_SUBSCRIPTION]

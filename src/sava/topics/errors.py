@@ -68,6 +68,15 @@ class SubscriptionBusy(CallerError):
     are connected. It is free when they have left."""
 
 
+class OwnedByAnother(CallerError):
+    """A subscription, a producer's name or a consumer's name belongs to another principal; says to whom, and
+    what can be done."""
+
+    def __init__(self, what: str, owner: str, principal: object, way_out: str) -> None:
+        super().__init__(f"{what} belongs to {owner}, and not to {cut(str(principal))}: {way_out}")
+        self.owner = owner
+
+
 class ProducerBusy(CallerError):
     """The topic has an exclusive producer, or others that keep an exclusive one out. It is free when they
     have left."""

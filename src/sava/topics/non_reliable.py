@@ -41,6 +41,7 @@ from sava.topics.subscriptions import (
     check_names,
     check_new,
     known,
+    owned,
 )
 
 QUEUE_MESSAGES: Final = 10_000
@@ -65,11 +66,11 @@ class FanOut:
     def subscriptions(self) -> Mapping[str, NonReliableSubscription]:
         return MappingProxyType(self._subscriptions)
 
-    def subscribe(self, name: str, type: SubscriptionType) -> NonReliableSubscription:  # noqa: A002
-        """The subscription of this name, new if there is none. Whether the type is the same is for the caller
-        to see."""
+    def subscribe(self, name: str, type: SubscriptionType, owner: str = "") -> NonReliableSubscription:  # noqa: A002
+        """The subscription of this name, new if there is none. Whether the type is the same, and whose it is,
+        is for the caller to see."""
         if name not in self._subscriptions:
-            self._subscriptions[name] = NonReliableSubscription(self.topic, name, type)
+            self._subscriptions[name] = NonReliableSubscription(self.topic, name, type, owner=owner)
         return self._subscriptions[name]
 
     def remove(self, name: str, error: SavaError) -> None:
@@ -113,11 +114,14 @@ class NonReliableSubscription:
         name: str,
         type: SubscriptionType,  # noqa: A002
         *,
+        owner: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.topic = topic
         self.name = name
         self.type = type
+        self.owner = owner
+        """The principal that alone may use it; empty: all."""
         self.delivered = 0
         self.delivered_bytes = 0
         """Messages put into a queue."""
@@ -145,6 +149,7 @@ class NonReliableSubscription:
         consumer_id: int,
         key_filters: Sequence[str] = (),
         credits: int = 0,  # noqa: A002 (the protocol's word)
+        principal: str = "",
     ) -> ConsumerHandle:
         """As ``Subscription.attach``; what a replaced consumer had not fetched is gone."""
         replaced = self._attached.get(consumer_name)
@@ -153,7 +158,7 @@ class NonReliableSubscription:
                 f"subscription {self.name} of topic {self.topic} is exclusive, and consumer "
                 f"{next(iter(self._attached))} is connected"
             )
-        consumer = ConsumerHandle(consumer_name, consumer_id, self)
+        consumer = ConsumerHandle(consumer_name, consumer_id, self, principal=principal)
         self._attached[consumer_name] = _Attached(
             consumer, DispatchMember(consumer_name, KeyFilter(key_filters), credits)
         )
@@ -296,6 +301,7 @@ class TransientSubscriptions:
         located = tenure.located
         self._topic = located.name
         self._limits = parts.limits
+        self._owners = parts.owners
         self._idle_s = idle_s
         self._clock = clock
         self._fan_out = FanOut(self._topic, topic_id=located.spec.topic_id, epoch=tenure.epoch)
@@ -359,13 +365,16 @@ class TransientSubscriptions:
         self._check(options)
         consumer_id = self.ids.id_of(options.subscription, options.consumer_name)
         if options.durable_id:
-            await self._records.remember(known(self._topic, options, consumer_id))
+            consumer = owned(known(self._topic, options, consumer_id), self.ids, self._owners)
+            await self._records.remember(consumer)
             self._check(options)
-        return self._fan_out.subscribe(options.subscription, options.type).attach(
+        principal = self._owners.of_new()
+        return self._fan_out.subscribe(options.subscription, options.type, principal).attach(
             options.consumer_name,
             consumer_id=consumer_id,
             key_filters=tuple(options.key_filters),
             credits=options.credits,
+            principal=principal,
         )
 
     def _check(self, options: SubscribeOptions) -> None:
@@ -373,10 +382,16 @@ class TransientSubscriptions:
             raise self._closed
         if options.subscription not in self.live:
             check_new(self._topic, len(self.live), self._limits)
-        check_consumer(self._topic, options, self.live, self._limits)
+        check_consumer(self._topic, options, self.live, self._limits, self._owners)
+
+    def need_own(self, name: str) -> NonReliableSubscription:
+        """Raises SubscriptionUnknown, OwnedByAnother."""
+        subscription = self.need(name)
+        self._owners.check_subscription(subscription.owner, name, self._topic)
+        return subscription
 
     async def unsubscribe(self, name: str) -> None:
-        self.need(name)
+        self.need_own(name)
         await self._tenure.write((DeletePrefix(specs.consumers_prefix(self._topic, name)),))
         self.ids.forget_subscription(name)
         self._remove(name)

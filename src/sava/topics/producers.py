@@ -39,7 +39,7 @@ import msgspec
 from sava.errors import SavaError, shown
 from sava.records import Message, RecordBatch
 from sava.storage.errors import Fenced
-from sava.storage.producers import MAX_NAMES, ProducerEpochs
+from sava.storage.producers import FOREIGN, MAX_NAMES, ProducerEpochs
 from sava.storage.topic_log import TopicClosed
 from sava.topics.errors import (
     MessageInvalid,
@@ -49,7 +49,7 @@ from sava.topics.errors import (
 )
 from sava.topics.names import MAX_NAME_BYTES, InvalidName, TopicName
 from sava.topics.publishing import Publisher
-from sava.topics.rules import check_room
+from sava.topics.rules import Owners, check_room
 from sava.topics.specs import TopicSpec
 
 IDLE_S: Final = 600.0
@@ -81,6 +81,9 @@ class ProducerHandle:
         self, owner: TopicProducers, name: str, *, access: AccessMode, number: int, has_stream: bool
     ) -> None:
         self.name = name
+        self.principal = owner.owners.of_new()
+        """Whose the name is while it is open; empty: nobody's alone."""
+        self._owners = owner.owners
         self.producer_id = producer_id(owner.spec.topic_id, name)
         self.access = access
         self.epoch = owner.epoch
@@ -160,6 +163,12 @@ class ProducerHandle:
         self.used_at = self._clock()
         return await self._publisher.send(message, self._check_open)
 
+    def check_own(self) -> None:
+        """For protocols whose messages name their producer by its id alone. Raises OwnedByAnother unless the
+        running call's principal has it."""
+        if self.principal:
+            self._owners.check_name(self.principal, self.name, self.topic, "producer")
+
     def close(self) -> None:
         """The stream ended. What is on its way resolves."""
         self.end(TopicClosed(f"producer {self.name} of topic {self.topic} is closed"))
@@ -184,12 +193,14 @@ class TopicProducers:
         publisher: Publisher,
         epochs: ProducerEpochs,
         *,
+        owners: Owners = Owners(),  # noqa: B008 (frozen)
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``epoch``: under which the topic is served. ``epochs`` knows the number of each producer's open."""
         self.spec = spec
         self.epoch = epoch
         self.publisher = publisher
+        self.owners = owners
         self.clock = clock
         self._topic = publisher.topic
         self._epochs = epochs
@@ -218,21 +229,25 @@ class TopicProducers:
         ``is_generated``: its client made the name up, and no other producer will open it. Both mean nothing
         without ``takeover``.
 
-        Raises ProducerFenced, ProducerBusy, LimitReached, SchemaRefused, InvalidName, TopicMoved, and what
-        kept an open from being written down."""
+        Raises OwnedByAnother, ProducerFenced, ProducerBusy, LimitReached, SchemaRefused, InvalidName,
+        TopicMoved, and what kept an open from being written down."""
         if not 0 < len(name.encode(errors="replace")) <= MAX_NAME_BYTES:
             raise InvalidName(f"producer name {name[:20]!a}: 1 to {MAX_NAME_BYTES} bytes")
         await self.publisher.gate.check_producer(self._topic, schema_subject)
         identity = producer_id(self.spec.topic_id, name)
         number = 0
+        self._check_own(name, identity)
         if takeover:
             # An open that is refused must not fence the producer that has the name.
             self._check_room(name, access)
             number = await self._number(name, identity, presented, is_generated)
+        else:
+            await self._epochs.claim(identity, owner=self.owners.of_new(), frees=self.owners.frees)
         while True:
             if self._ended is not None:
                 raise self._ended
             older = self._by_name.get(name)
+            self._check_own(name, identity)
             if takeover and self._epochs.current(identity) > number:
                 raise self._fenced(name)  # by an open that came while this one waited
             if older is None:
@@ -255,12 +270,19 @@ class TopicProducers:
         """The number that the producer has the name with, durable. Raises ProducerFenced."""
         if is_generated:
             return 0  # lower than that of any name that an application chose
+        owner, frees = self.owners.of_new(), self.owners.frees
         try:
-            if not presented:
-                return await self._epochs.open(identity, above=self._first_number())
-            current = await self._epochs.present(identity, presented)
+            if presented:
+                current = await self._epochs.present(identity, presented, owner=owner, frees=frees)
+            else:
+                current = presented = await self._epochs.open(
+                    identity, above=self._first_number(), owner=owner, frees=frees
+                )
         except Fenced as error:
             raise TopicMoved(self._topic) from error
+        if current == FOREIGN:  # opened by another principal while this one waited
+            self._check_own(name, identity)
+            raise self._fenced(name)
         if not current:
             raise ProducerFenced(
                 f"producer {name} of topic {self._topic}: at least {MAX_NAMES} other names were opened "
@@ -269,6 +291,13 @@ class TopicProducers:
         if current != presented:
             raise self._fenced(name)
         return presented
+
+    def _check_own(self, name: str, identity: int) -> None:
+        """Raises OwnedByAnother. A name that its client generated is its principal's while it is open."""
+        older = self._by_name.get(name)
+        if older is not None and older.is_open:
+            older.check_own()
+        self.owners.check_name(self._epochs.owner(identity), name, self._topic, "producer")
 
     def _first_number(self) -> int:
         """Beyond which the topic gives out numbers of its own. Partitions but the first take those that it

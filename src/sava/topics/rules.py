@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sava.config import PolicySettings
-from sava.errors import shown
+from sava.errors import cut, shown
 from sava.metadata.commands import KeyValue, Put
 from sava.metadata.records import RecordChange, RecordStore, Versioned, present
 from sava.metadata.store import MetadataStore
@@ -28,9 +28,10 @@ from sava.schemas import records
 from sava.schemas.errors import SchemaError
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Policy, TopicSchema
+from sava.security.principal import ANONYMOUS, BROKER, Principal, current, is_admin
 from sava.storage.maintenance import RetentionPolicy
 from sava.topics import specs
-from sava.topics.errors import LimitReached, SchemaRefused, TopicUnknown
+from sava.topics.errors import LimitReached, OwnedByAnother, SchemaRefused, TopicUnknown
 from sava.topics.names import TopicName
 from sava.topics.registry import Registry
 from sava.topics.specs import NamespacePolicy
@@ -154,6 +155,58 @@ def combine(levels: tuple[NamespacePolicy, ...]) -> EffectiveLimits:
             for name in EffectiveLimits._fields
         )
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Whose subscriptions, names of producers and names of consumers are: those of the principal that made
+    them. What an administrator makes ahead is for all who may use the topic, and so is everything that was
+    made while calls needed no permissions. ``docs/design/ownership.md`` gives the reasons."""
+
+    is_enforced: bool = False
+    """Whether calls need permissions. Without, all callers are one."""
+
+    def of_new(self) -> str:
+        """Whom what the running call makes belongs to; empty: nobody alone."""
+        principal = current.get()
+        if not self.is_enforced or principal == ANONYMOUS or self._is_free(principal):
+            return ""
+        return str(principal)
+
+    def may_use(self, owner: str) -> bool:
+        if not owner or not self.is_enforced:
+            return True
+        principal = current.get()
+        return str(principal) == owner or self._is_free(principal)
+
+    def check_subscription(self, owner: str, name: str, topic: TopicName) -> None:
+        """Raises OwnedByAnother."""
+        if not self.may_use(owner):
+            raise OwnedByAnother(
+                f"subscription {name} of topic {topic}",
+                owner,
+                current.get(),
+                "use another name, or one that an administrator has made for all: "
+                f"`sava subscriptions create {topic} NAME`",
+            )
+
+    def check_name(self, owner: str, name: str, topic: TopicName, what: str) -> None:
+        """``what``: ``producer`` or ``consumer``. Raises OwnedByAnother."""
+        if not self.may_use(owner):
+            raise OwnedByAnother(
+                f"the {what} name {cut(name)} of topic {topic}",
+                owner,
+                current.get(),
+                "use another name; an administrator of the topic who opens it frees it",
+            )
+
+    @property
+    def frees(self) -> bool:
+        """Whether the running call, which opens a name, makes it free for all."""
+        return not self.is_enforced or self._is_free(current.get())
+
+    def _is_free(self, principal: Principal) -> bool:
+        return is_admin.get() or principal.kind == BROKER
 
 
 def check_room(count: int, limit: int, what: str) -> None:

@@ -55,7 +55,7 @@ from sava.topics.names import TopicName, check_name
 from sava.topics.ownership import Deletions, Released, Tenure, topic_key
 from sava.topics.publishing import DecodeBudget
 from sava.topics.registry import Namespaces, Registry, check_kind
-from sava.topics.rules import SchemaChecks, TopicLimits
+from sava.topics.rules import Owners, SchemaChecks, TopicLimits
 from sava.topics.specs import DEFAULT_NAMESPACES, OwnershipState, TopicSpec
 from sava.topics.subscriptions import FLUSH_S, TopicDependencies
 from sava.topics.topic import HOLD_S, LAST_FLUSH_S, Topic
@@ -103,6 +103,7 @@ class ServedTopics:
         self._options = options
         self._incarnation = incarnation
         self._others = others
+        self.owners = Owners(config.auth.is_enforced)
         self.budget = DecodeBudget(config.broker.max_decompressing_mb << 20)
         self._keeper = CursorKeeper(store, interval_s=options.cursor_interval_s)
         self._parts = TopicDependencies(
@@ -114,6 +115,7 @@ class ServedTopics:
             cluster=config.cluster_name,
             max_link_backlog=config.replication.max_backlog_bytes,
             budget=self.budget,
+            owners=self.owners,
         )
         self._loaded: dict[TopicName, Topic] = {}
         self._by_id: dict[int, Topic] = {}

@@ -209,6 +209,8 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     first: int = 0
     """Where it began, if no caller had chosen that: that it has acked nothing below says nothing of messages
     there."""
+    owner: str = ""
+    """The principal that made it, which alone may use it; empty: all who may consume from the topic."""
 
 
 class SettingsAhead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -240,6 +242,8 @@ class ConsumerRecord(msgspec.Struct, frozen=True, kw_only=True):
     type: SubscriptionType
     """Of its subscription, which on a topic that is not reliable has no record of its own."""
     key_filters: tuple[str, ...] = ()
+    owner: str = ""
+    """The principal that subscribed; empty: any may come back with the id."""
 
 
 class OwnershipState(StrEnum):

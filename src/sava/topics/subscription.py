@@ -169,6 +169,11 @@ class Subscription:
         return self._spec
 
     @property
+    def owner(self) -> str:
+        """The principal that alone may use it; empty: all."""
+        return self._spec.owner
+
+    @property
     def type(self) -> SubscriptionType:
         return self._spec.type
 
@@ -246,6 +251,7 @@ class Subscription:
         consumer_id: int,
         key_filters: Sequence[str] = (),
         credits: int = 0,  # noqa: A002 (the protocol's word)
+        principal: str = "",
     ) -> ConsumerHandle:
         """A consumer of the same name is replaced: it ends, and what it had goes to the new one at once, in
         order. Raises SubscriptionBusy if the subscription is exclusive and another one's."""
@@ -257,9 +263,10 @@ class Subscription:
                 f"subscription {self.name} of topic {self.topic} is exclusive, and consumer "
                 f"{next(iter(self._consumers))} is connected"
             )
-        consumer = ConsumerHandle(consumer_name, consumer_id, self)
+        consumer = ConsumerHandle(consumer_name, consumer_id, self, principal=principal)
+        member = DispatchMember(consumer_name, KeyFilter(key_filters), credits)
         self._consumers[consumer_name] = consumer
-        self._core.attach(DispatchMember(consumer_name, KeyFilter(key_filters), credits))
+        self._core.attach(member)
         if replaced is not None:
             replaced.end(ConsumerReplaced(f"consumer {consumer_name} has connected again elsewhere"))
         self._run_if_needed()

@@ -12,6 +12,7 @@ it, so a broker that has lost the topic changes nothing.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -59,7 +60,7 @@ from sava.topics.names import (
 )
 from sava.topics.ownership import Tenure
 from sava.topics.publishing import DecodeBudget
-from sava.topics.rules import SchemaChecks, TopicLimits, check_room
+from sava.topics.rules import Owners, SchemaChecks, TopicLimits, check_room
 from sava.topics.specs import (
     LATEST,
     MAX_UNACKED_MESSAGES,
@@ -111,6 +112,7 @@ class TopicDependencies:
     """Bytes of one topic that links may keep from retention; None: any number."""
     budget: DecodeBudget | None = None
     """Of compressed batches; None: one for each topic."""
+    owners: Owners = Owners()  # noqa: RUF009 (frozen)
 
 
 def check_names(options: SubscribeOptions) -> None:
@@ -131,12 +133,17 @@ def check_consumer(
     options: SubscribeOptions,
     live: Mapping[str, Subscription] | Mapping[str, NonReliableSubscription],
     limits: TopicLimits,
+    owners: Owners,
 ) -> None:
-    """Raise SubscriptionMismatch or LimitReached if the consumer cannot be attached. One that takes its own
-    place always can."""
+    """Raise OwnedByAnother, SubscriptionMismatch or LimitReached if the consumer cannot be attached. One that
+    takes its own place always can."""
     name = options.subscription
     subscription = live.get(name)
     consumers: Mapping[str, ConsumerHandle] = subscription.consumers if subscription is not None else {}
+    if subscription is not None:
+        owners.check_subscription(subscription.owner, name, topic)
+    if (older := consumers.get(options.consumer_name)) is not None:
+        owners.check_name(older.principal, options.consumer_name, topic, "consumer")
     if subscription is not None and subscription.type is not options.type:
         raise SubscriptionMismatch(
             f"subscription {name} of topic {topic} is {subscription.type.name.lower()}, and not "
@@ -210,6 +217,13 @@ class Subscriptions:
             raise SubscriptionUnknown(self._topic, name)
         return subscription
 
+    def need_own(self, name: str) -> Subscription:
+        """One that the principal of the running call may use. Raises SubscriptionUnknown, OwnedByAnother."""
+        subscription = self.need(name)
+        if not is_replication_slot(name):
+            self._parts.owners.check_subscription(subscription.owner, name, self._topic)
+        return subscription
+
     async def load(self) -> None:
         """Make the subscriptions that the records speak of. In slices: there may be ten thousand, and while
         they are made in one piece this broker renews no lease and answers no heartbeat."""
@@ -262,16 +276,19 @@ class Subscriptions:
         if name not in self._live:
             await self._creating.run(name, partial(self._create, name, options))
         consumer_id = self.ids.id_of(name, options.consumer_name)
-        check_consumer(self._topic, options, self.live, self._parts.limits)
+        owners = self._parts.owners
+        check_consumer(self._topic, options, self.live, self._parts.limits, owners)
         if options.durable_id:
-            await self._consumer_records.remember(known(self._topic, options, consumer_id))
-            check_consumer(self._topic, options, self.live, self._parts.limits)
+            consumer = owned(known(self._topic, options, consumer_id), self.ids, owners)
+            await self._consumer_records.remember(consumer)
+            check_consumer(self._topic, options, self.live, self._parts.limits, owners)
         self._check_open()
         return self.need(name).attach(
             options.consumer_name,
             consumer_id=consumer_id,
             key_filters=tuple(options.key_filters),
             credits=options.credits,
+            principal=owners.of_new(),
         )
 
     async def create(self, options: SubscribeOptions) -> None:
@@ -306,9 +323,14 @@ class Subscriptions:
             return AtOffset(min(max(start.offset, self.log.start_offset), self.log.next_offset))
         return start
 
-    async def _create(self, name: str, options: SubscribeOptions, *, is_chosen: bool = True) -> None:
+    async def _create(
+        self, name: str, options: SubscribeOptions, *, is_chosen: bool = True, owner: str | None = None
+    ) -> None:
         """The subscription and its start, in one transaction. One that is there already stays as it is: it is
-        of an attempt whose outcome was not known. ``is_chosen``: a caller wanted it to begin there."""
+        of an attempt whose outcome was not known. ``is_chosen``: a caller wanted it to begin there.
+        ``owner``: None: the principal of the running call."""
+        if owner is None:
+            owner = "" if is_replication_slot(name) else self._parts.owners.of_new()
         if not is_replication_slot(name):
             users = sum(not is_replication_slot(each) for each in self._live)
             check_new(self._topic, users + len(self._creating) - 1, self._parts.limits)
@@ -327,6 +349,7 @@ class Subscriptions:
                 max_unacked_messages=settings.max_unacked_messages or self._parts.max_unacked_messages,
                 created_ms=time.time_ns() // 1_000_000,
                 first=0 if is_chosen else start,
+                owner=owner,
             )
             writes: list[Put | Delete] = [Put(specs.cursor_key(self._topic, name), specs.encode(cursor))]
             if ahead.value is not None:
@@ -366,8 +389,8 @@ class Subscriptions:
     # -- changing ----------------------------------------------------------------------------
 
     async def unsubscribe(self, name: str) -> None:
-        """Its consumers end, and its position is forgotten. Raises SubscriptionUnknown."""
-        self.need(name)
+        """Its consumers end, and its position is forgotten. Raises SubscriptionUnknown, OwnedByAnother."""
+        self.need_own(name)
         others = (
             Delete(specs.cursor_key(self._topic, name)),
             DeletePrefix(specs.consumers_prefix(self._topic, name)),
@@ -413,7 +436,7 @@ class Subscriptions:
                 return
             except SubscriptionExists:
                 pass  # it was created meanwhile
-        subscription = self.need(name)
+        subscription = self.need_own(name)
 
         def configure(found: Versioned[SubscriptionSpec]) -> RecordChange[SubscriptionSpec]:
             if found.value is None:
@@ -452,7 +475,7 @@ class Subscriptions:
     async def seek(self, name: str, position: Position) -> int:
         """The offset that it is at now; stored when this returns. Raises SubscriptionUnknown,
         OffsetOutOfRange."""
-        subscription = self.need(check_unreserved(name))
+        subscription = self.need_own(check_unreserved(name))
         offset = await resolve(self.log, position)
         await subscription.seek(offset)
         await self.acks_stored(name)
@@ -466,10 +489,11 @@ class Subscriptions:
             raise OffsetOutOfRange(offset, self.log.start_offset, self.log.next_offset)
         if not is_replication_slot(name):  # which a caller that has not heard of its end must not bring back
             await self.ensure(name, SubscriptionType.SHARED)
-        self.need(name).advance(offset)
+        self.need_own(name).advance(offset)
 
-    async def ensure(self, name: str, kind: SubscriptionType) -> None:
-        """Create it at the beginning of the topic, if it is missing. Raises LimitReached."""
+    async def ensure(self, name: str, kind: SubscriptionType, *, owner: str | None = None) -> None:
+        """Create it at the beginning of the topic, if it is missing. ``owner``: None: the principal of the
+        running call. Raises LimitReached."""
         self._check_open()
         if name not in self._live:
             options = SubscribeOptions(
@@ -478,7 +502,8 @@ class Subscriptions:
                 consumer_name="",
                 start=End.EARLIEST,
             )
-            await self._creating.run(name, partial(self._create, name, options, is_chosen=False))
+            create = partial(self._create, name, options, is_chosen=False, owner=owner)
+            await self._creating.run(name, create)
 
     async def acks_stored(self, name: str) -> None:
         """Until everything that is acked now is in the metadata store."""
@@ -534,6 +559,15 @@ def known(topic: TopicName, options: SubscribeOptions, consumer_id: int) -> Know
         options.type,
         tuple(options.key_filters),
     )
+
+
+def owned(consumer: KnownConsumer, ids: ConsumerIds, owners: Owners) -> KnownConsumer:
+    """As it is to be remembered: of the principal that came first. Raises OwnedByAnother."""
+    older = ids.get(consumer.consumer_id)
+    if older is not None and older.owner:
+        owners.check_name(older.owner, consumer.name, consumer.topic, "consumer")
+        return dataclasses.replace(consumer, owner="" if owners.frees else older.owner)
+    return dataclasses.replace(consumer, owner=owners.of_new())
 
 
 async def resolve(log: TopicLog, position: Position) -> int:

@@ -93,6 +93,8 @@ class ReadAcks(NamedTuple):
     """The offsets here that the acks are about."""
     more: bool
     """There are others."""
+    owner: str
+    """Of the subscription."""
 
 
 class Topic:
@@ -127,6 +129,7 @@ class Topic:
             self.epoch,
             self._publisher,
             log.epochs if log is not None else ProducerEpochs.in_memory(),
+            owners=parts.owners,
         )
         if log is not None:
             log.producers_in_use = lambda: self.producers.ids
@@ -199,12 +202,12 @@ class Topic:
 
     def ack(self, subscription: str, ranges: Sequence[Range]) -> None:
         """For protocols whose acks name no consumer. Raises SubscriptionUnknown, InvalidName."""
-        self.subscription_set.need(check_unreserved(subscription)).ack(ranges)
+        self.subscription_set.need_own(check_unreserved(subscription)).ack(ranges)
 
     def nack(
         self, subscription: str, ranges: Sequence[Range], *, delay_ms: int = 0, reason: str = ""
     ) -> None:
-        self.subscription_set.need(subscription).nack(ranges, delay_ms=delay_ms, reason=reason)
+        self.subscription_set.need_own(subscription).nack(ranges, delay_ms=delay_ms, reason=reason)
 
     async def unsubscribe(self, name: str) -> None:
         await self.subscription_set.unsubscribe(check_unreserved(name))
@@ -230,11 +233,12 @@ class Topic:
         own: Origin,
         notified: int = 0,
         since: int = 0,
+        owner: str = "",
     ) -> AppliedAcks:
         """Ack here what was acked elsewhere; what is acked already stays so. The subscription is created if
-        it is missing. Stored when this returns. ``own``: as others call this topic. ``notified``: with these
-        acks, everything was said that is acked at the source before this offset there, if everything before
-        ``since`` was said already."""
+        it is missing, and belongs to ``owner``, as it does there. Stored when this returns. ``own``: as
+        others call this topic. ``notified``: with these acks, everything was said that is acked at the source
+        before this offset there, if everything before ``since`` was said already."""
         subscriptions = self.reliable
         assert self.log is not None
         sources = self.log.sources
@@ -242,7 +246,7 @@ class Topic:
         # First: what comes while the log is looked through is for the next time.
         position = sources.positions.settled(source.key).position
         arrived = {each.origin: sources.positions.arrived(each.origin) for each in acks}
-        await subscriptions.ensure(check_unreserved(subscription), kind)
+        await subscriptions.ensure(check_unreserved(subscription), kind, owner=owner)
         found = subscriptions.need(subscription)
         ranges = await translate(self.log, found.cursor_offset, own, acks, self._places)
         left = left_over(acks, own, arrived)
@@ -264,7 +268,8 @@ class Topic:
         acked = IntervalSet(difference(found.acked(), IntervalSet(known)))
         said = await by_origin(self.log, acked, own)
         covered = IntervalSet([(0, found.spec.first), *said.covered])  # of what was before, there is nothing
-        return ReadAcks(found.type, said.acks, tuple(covered), more=said.covered.count < acked.count)
+        more = said.covered.count < acked.count
+        return ReadAcks(found.type, said.acks, tuple(covered), more, found.owner)
 
     async def acks_stored(self, subscription: str) -> None:
         """Until everything that is acked now is in the metadata store; at once if the topic keeps nothing."""

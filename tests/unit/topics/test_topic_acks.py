@@ -4,6 +4,7 @@ consumers are at work."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ async def copied(topic: Topic, origins: Origins, start: int, end: int, *, begin:
     await (await copier.begin(origins.source_range(start, end, begin=begin)))
 
 
-async def applied(topic: Topic, origins: Origins, *acked: int, kind: int = 1, **more: int) -> AppliedAcks:
+async def applied(topic: Topic, origins: Origins, *acked: int, kind: int = 1, **more: Any) -> AppliedAcks:
     acks = [OriginAcks(origins.source.origin, 0, ranges(*acked))]
     return await topic.apply_acks("s", SubscriptionType(kind), acks, source=origins.source, own=OWN, **more)
 

@@ -494,6 +494,7 @@ class ConsumerSessions:
         if known is None:
             raise ConsumerUnknown(f"consumer {session.consumer_id} is not known here; subscribe again")
         require_topic(Permission.CONSUME, known.topic)
+        self._topics.owners.check_name(known.owner, known.name, known.topic, "consumer")
         topic = await self._topics.get(known.topic)
         consumer = session.take_pending()
         if consumer is None:

@@ -155,6 +155,7 @@ class ProducerService(rpc.ProducerServiceServicer):
             if producer is None:
                 producer = await self._recall(request)
             require_topic(Permission.PRODUCE, producer.topic)
+            producer.check_own()
             if self._quotas.is_set:
                 await self._quotas.published_by_call(current.get(), len(request.payload))
             await producer.send(message_from(request, producer.name))

@@ -86,6 +86,7 @@ STATUSES: Final[dict[type[SavaError], grpc.StatusCode]] = {
     # Another client has what is asked for.
     broker.SubscriptionBusy: Status.PERMISSION_DENIED,
     broker.ProducerBusy: Status.PERMISSION_DENIED,
+    broker.OwnedByAnother: Status.PERMISSION_DENIED,
     broker.ProducerFenced: Status.PERMISSION_DENIED,
     broker.LimitReached: Status.RESOURCE_EXHAUSTED,
     quotas.QuotaExceeded: Status.RESOURCE_EXHAUSTED,

@@ -325,6 +325,7 @@ class AckSync:
                 type=found.type,
                 told=_prefix(known),
                 since=state.told,
+                owner=found.owner,
             )
         )
 
