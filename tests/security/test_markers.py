@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from sava.security import audit
 from sava.security.principal import Principal
 from sava.security.tokens import create_token
 from tests.security.secured import SecuredCluster
-from tests.support.processes import PIPE, start_sava
+from tests.support.processes import PIPE, start_child, start_sava
 from tests.support.waiting import PATIENCE_S
 
 TOPIC: Final = "/default/orders"
@@ -140,14 +141,17 @@ class Use:
     async def _follow(self) -> None:
         """A command that runs, and what ``ps`` shows of it and of the brokers."""
         arguments = ("consume", TOPIC, "--follow", "-o", "json")
-        child = await start_sava(*arguments, stdout=PIPE, stderr=PIPE, env=self._environment("root"))
+        # Not a fork of the tests' own server, whose command line would be shown.
+        program = (sys.executable, "-m", "sava.cli", *arguments)
+        child = await start_child(*program, stdout=PIPE, stderr=PIPE, env=self._environment("root"))
         assert child.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             assert await child.stdout.readline()
-        for pid in (child.pid, *(broker.pid for broker in self._cluster.brokers)):
-            command = await asyncio.to_thread(Path(f"/proc/{pid}/cmdline").read_bytes)
-            assert command
-            self.found.add("command lines", command)
+        self.found.add(
+            "command lines", await asyncio.to_thread(Path(f"/proc/{child.pid}/cmdline").read_bytes)
+        )
+        for broker in self._cluster.brokers:
+            self.found.add("command lines", " ".join(broker._arguments))
         child.terminate()
         await child.communicate()
 
@@ -165,8 +169,8 @@ class Use:
         for broker in cluster.brokers:
             assert await broker.stop() == 0
             found.add(f"the log of broker {broker.number}", "\n".join(broker.lines))
-        for path in files_below(cluster.brokers[0].data_dir.parent):
-            found.add(str(path), await asyncio.to_thread(path.read_bytes))
+        for file in files_below(cluster.brokers[0].data_dir.parent):
+            found.add(str(file), await asyncio.to_thread(file.read_bytes))
 
 
 def files_below(directory: Path) -> Iterator[Path]:
@@ -190,6 +194,7 @@ async def test_every_place_was_searched(use: Use) -> None:
     assert b"sava_audit_denied_total" in places["metrics"]
     assert b"sava.audit" in places["the log of broker 1"]
     assert b"--config" in places["command lines"]
+    assert b"--follow" in places["command lines"]
     assert any("raft" in place and b"user:alice" in content for place, content in places.items())
     assert b'"/security' in places["sava auth bindings list -o json as root"] or (
         b"user:alice" in places["sava auth bindings list -o json as root"]

@@ -21,6 +21,7 @@ from sava.proto import (
     ledgers_pb2,
     pipelines_pb2,
     replication_pb2,
+    security_pb2,
     topics_admin_pb2,
     writers_pb2,
 )
