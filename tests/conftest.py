@@ -61,6 +61,7 @@ ORDER = (
     "spark",
     "cluster",
     "torture",
+    "security",
     "compat",
     "integration",
     "security",

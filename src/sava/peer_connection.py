@@ -5,16 +5,18 @@ checksum lets one in some tens of thousands of damaged segments through, and a f
 be replicated faithfully; so a frame that does not verify ends the connection. A length is believed only up to
 ``MAX_FRAME_BYTES``.
 
-A connection begins with eight bytes that nothing else sends, then one frame, the *handshake*, that says what
-the connection is for:
+A connection begins with eight bytes that nothing else sends, then the frames of a *handshake*
+(``security.handshake``) that says what the connection is for, and proves to each end that the other is a
+broker of this cluster:
 
-    OpenRaft(cluster)     answered by Welcome; then envelopes, one per frame, in this direction only
-    OpenLedgers(cluster)  answered by Welcome; then requests in this direction and answers in the other
-                          (``ledger.wire``)
-    Identify              answered by Introduction
-    Bind(bootstrap)       answered by Bound
+    Raft       answered by Welcome; then envelopes, one per frame, in this direction only
+    ledgers    answered by Welcome; then requests in this direction and answers in the other
+               (``ledger.wire``)
+    identify   answered by Introduction
+    bind       answered by Bound
 
-and any of them may be answered by HandshakeRefused, after which the connection is closed.
+and any of them may be answered by HandshakeRefused, after which the connection is closed. Until it is over, a
+frame may be ``HANDSHAKE_FRAME_BYTES`` long.
 
 ``PeerConnection`` is one end of such a connection, ``Dialer`` opens it; ``peers.raft_listener`` accepts it.
 
@@ -44,20 +46,31 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import google_crc32c
-import msgspec
 
 from sava.errors import Outcome, SavaError, shown
 from sava.metadata.errors import Unavailable, Unfinished
-from sava.metadata.peer import Bootstrap, NodeInfo, error_from
+from sava.metadata.peer import Bootstrap, NodeInfo
+from sava.raft.types import NodeId
+from sava.security.handshake import (
+    Answer,
+    BadHandshake,
+    Bound,
+    BrokerCredentials,
+    DialerHandshake,
+    Introduction,
+    Purpose,
+)
 
 log = logging.getLogger(__name__)
 
 GREETING: Final = b"SAVARFT1"
 MAX_FRAME_BYTES: Final = 72 << 20
 """A record of a log may have 64 MB, and something is written around it."""
+HANDSHAKE_FRAME_BYTES: Final = 64 << 10
+"""The longest message of a handshake names the first voters of a cluster."""
 SOCKET_BUFFER_BYTES: Final = 1 << 20
 """What the loop may hold for a slow socket before the connection is paused."""
 VANISHED_MS: Final = 4000
@@ -68,8 +81,6 @@ that waits for an event which the loop has lost keeps the whole broker from stop
 
 _PASSES = 3
 _HEAD = struct.Struct("<II")
-
-T = TypeVar("T")
 
 
 class BadFrame(SavaError):
@@ -98,15 +109,17 @@ class FrameDecoder:
         """``greeting``: bytes that must come first."""
         self._expected = greeting
         self._parts: list[bytes] = []
-        self._held = 0
+        self.held = 0
+        """Bytes of a frame that is not finished."""
+        self.limit = MAX_FRAME_BYTES
         self._wanted = 0
         """Bytes without which looking again is of no use: a large frame is joined once, not at every read."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Raises BadFrame, after which the connection is of no use."""
         self._parts.append(data)
-        self._held += len(data)
-        if self._held < self._wanted:
+        self.held += len(data)
+        if self.held < self._wanted:
             return []
         if len(self._parts) > 1:
             data = b"".join(self._parts)
@@ -122,8 +135,8 @@ class FrameDecoder:
         payloads, size, self._wanted = [], len(data), 0
         while at + _HEAD.size <= size:
             length, crc = _HEAD.unpack_from(data, at)
-            if length > MAX_FRAME_BYTES:
-                raise BadFrame(f"a frame claims {length} bytes, more than {MAX_FRAME_BYTES}")
+            if length > self.limit:
+                raise BadFrame(f"a frame claims {length} bytes, more than {self.limit}")
             end = at + _HEAD.size + length
             if end > size:
                 self._wanted = end - at
@@ -134,80 +147,8 @@ class FrameDecoder:
             payloads.append(payload)
             at = end
         self._parts = [data[at:]] if at < size else []
-        self._held = size - at
+        self.held = size - at
         return payloads
-
-
-# -- handshake ---------------------------------------------------------------------------------
-
-
-class OpenRaft(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """``cluster`` is empty while the sender belongs to none."""
-
-    cluster: str
-
-
-class Identify(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    pass
-
-
-class Bind(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    bootstrap: Bootstrap
-
-
-class OpenLedgers(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """For the mirrors of ledgers; ``cluster`` as above."""
-
-    cluster: str
-
-
-Handshake = OpenRaft | Identify | Bind | OpenLedgers
-
-
-class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    pass
-
-
-class Introduction(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    info: NodeInfo
-
-
-class Bound(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    pass
-
-
-class HandshakeRefused(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """An error by its stable code (``metadata.failures``)."""
-
-    code: str
-    message: str
-    detail: int = 0
-
-
-HandshakeReply = Welcome | Introduction | Bound | HandshakeRefused
-
-_encoder = msgspec.msgpack.Encoder()
-_handshake_decoder: msgspec.msgpack.Decoder[Handshake] = msgspec.msgpack.Decoder(Handshake)
-_reply_decoder: msgspec.msgpack.Decoder[HandshakeReply] = msgspec.msgpack.Decoder(HandshakeReply)
-
-
-def encode_handshake(message: Handshake | HandshakeReply) -> bytes:
-    return frame(_encoder.encode(message))
-
-
-def decode_handshake(payload: bytes) -> Handshake:
-    return _decode(_handshake_decoder, payload)
-
-
-def decode_handshake_reply(payload: bytes) -> HandshakeReply:
-    return _decode(_reply_decoder, payload)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
-    try:
-        return decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"not a message of this version: {error}") from error
 
 
 # -- connection --------------------------------------------------------------------------------
@@ -217,36 +158,46 @@ def _ignore(*_: object) -> None:
     pass
 
 
+Contexts = Callable[[], ssl.SSLContext | None]
+"""What a new connection speaks TLS with, by the certificates of this moment; None: it is plain."""
+
+
 class PeerConnection(asyncio.Protocol):
     """One end of a connection between two brokers: frames in, frames out. Owned by the event loop.
 
-    ``handshake`` is called with the first frame of the other end, ``received`` with those after it; a
-    BadFrame that they raise ends the connection. ``lost`` is called once when an open connection is over,
-    and never from inside ``write``; ``writable`` when a paused one takes bytes again. ``opened`` is called
-    when an accepted connection stands.
-    """
+    ``handshake`` is called with each frame of the other end until ``establish`` is, ``received`` with those
+    after it; a BadFrame or BadHandshake that they raise ends the connection. ``lost`` is called once when an
+    open connection is over, and never from inside ``write``; ``writable`` when a paused one takes bytes
+    again. ``opened`` is called when an accepted connection stands, before any TLS."""
 
     def __init__(
         self,
-        handshake: Callable[[PeerConnection, bytes], None],
         *,
+        handshake: Callable[[PeerConnection, bytes], None] = _ignore,
         opened: Callable[[PeerConnection], None] = _ignore,
         lost: Callable[[PeerConnection], None] = _ignore,
         greeting: bytes = b"",
+        tls: ssl.SSLContext | None = None,
         handshake_timeout_s: float = 0.0,
     ) -> None:
-        """``greeting``: what the other end sends before its first frame. ``handshake_timeout_s``: how long an
-        accepted connection may take for it; without one, the dialer's own deadline counts."""
-        self._handshake = handshake
+        """``greeting``: what the other end sends before its first frame. ``tls`` is for an accepted
+        connection, and so is ``handshake_timeout_s``: how long it may take until it is established, TLS
+        included; the dialer has a deadline of its own."""
+        self.handshake = handshake
         self._opened = opened
         self.lost = lost
         self.received: Callable[[list[bytes]], None] = _ignore
         """May be set in the handshake, as ``lost`` may."""
         self.writable: Callable[[], None] = _ignore
         self._decoder = FrameDecoder(greeting)
+        self._decoder.limit = HANDSHAKE_FRAME_BYTES
+        self._tls = tls
+        self._starting_tls: asyncio.Task[None] | None = None
+        self._waits_for_tls = False
         self._handshake_timeout_s = handshake_timeout_s
         self._deadline: asyncio.TimerHandle | None = None
-        self._has_handshake = False
+        self.is_established = False
+        """The handshake is over, and the other end is a broker."""
         self._transport: asyncio.WriteTransport | None = None
         self._is_dialing = False
         self._early: list[bytes] = []
@@ -254,16 +205,21 @@ class PeerConnection(asyncio.Protocol):
         self.is_open = False
         self.paused_at = 0.0
         """Since when the socket takes no more, in the loop's time; 0 while it does."""
+        self.heard_at = 0.0
+        """When bytes came last, in the loop's time."""
         self.reason = ""
         """Why the connection is over."""
         self.is_malformed = False
-        """The other end sent what no Sava node sends."""
+        """The other end sent what no Sava node sends, or is no broker of this cluster."""
+        self.peer = ""
+        """The address that the connection comes from, or goes to."""
 
     async def dial(self, address: str, tls: ssl.SSLContext | None) -> None:
         """Connect. The connection is open only if this returns, and ``lost`` is called in any case after
         that. Raises OSError, and Unavailable for what is no address."""
         host, port = split_address(address)
         self._is_dialing = True
+        self.peer = address
         try:
             await asyncio.get_running_loop().create_connection(
                 lambda: self, host, port, ssl=tls, server_hostname=host if tls else None
@@ -277,9 +233,34 @@ class PeerConnection(asyncio.Protocol):
             raise
         # No await from here on: nothing can come between the connection and its user.
         self._is_dialing = False
+        self._take_early()
+
+    def _take_early(self) -> None:
+        """What came while it was not known yet whether the connection stands."""
         early, self._early = self._early, []
         for data in early:
             self.data_received(data)
+
+    def establish(self) -> None:
+        """The handshake is over. What follows goes to ``received``."""
+        self.is_established = True
+        self._decoder.limit = MAX_FRAME_BYTES
+        self._cancel_deadline()
+
+    def answer_later(self) -> None:
+        """The other end has said all that it has to say: it is no longer late."""
+        self._cancel_deadline()
+
+    @property
+    def certificate(self) -> bytes | None:
+        """What the other end has shown, verified by TLS; None: nothing."""
+        shown = self._transport.get_extra_info("ssl_object") if self._transport is not None else None
+        return shown.getpeercert(binary_form=True) if shown is not None else None
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes held of a frame that is not whole yet."""
+        return self._decoder.held
 
     def write(self, parts: Iterable[bytes]) -> bool:
         """Send whole frames, which may come in pieces; False if the connection is over. Never raises."""
@@ -326,35 +307,71 @@ class PeerConnection(asyncio.Protocol):
         except OSError as error:
             self.abort(str(error))
             return
+        loop = asyncio.get_running_loop()
         if self._handshake_timeout_s:
-            self._deadline = asyncio.get_running_loop().call_later(
-                self._handshake_timeout_s, self.abort, "no handshake"
-            )
+            self._deadline = loop.call_later(self._handshake_timeout_s, self.abort, "no handshake in time")
         self._opened(self)
+        if self._tls is not None and self.is_open:
+            # Here and not by the server: before TLS stands, the server would let no one count or close it.
+            self._waits_for_tls = True
+            starting = self._start_tls(cast(asyncio.Transport, transport), self._tls)
+            self._starting_tls = loop.create_task(starting)
+
+    async def _start_tls(self, plain: asyncio.Transport, context: ssl.SSLContext) -> None:
+        """TLS over a connection that stands, and not by the server, which would let no one count or close it
+        before."""
+        loop = asyncio.get_running_loop()
+        starting = loop.create_task(
+            loop.start_tls(
+                plain, self, context, server_side=True, ssl_handshake_timeout=self._handshake_timeout_s
+            )
+        )
+        # uvloop has begun to read, so the other end's hello may be here already. One pass on, TLS has taken
+        # the transport over; it begins in the pass after that, and the hello follows.
+        await asyncio.sleep(0)
+        if self._early:
+            loop.call_soon(_pass_on, plain, b"".join(self._early))
+            self._early = []
+        try:
+            secured = await starting
+            if secured is None:
+                raise ConnectionResetError("the other side closed the connection")
+        except Exception as error:  # noqa: BLE001 (as many kinds as there are faults)
+            self.is_malformed = isinstance(error, ssl.SSLError)
+            self.abort(f"no TLS: {tls_reason(error)}")
+            self.connection_lost(None)
+            return
+        if self._gone.is_set() or self.reason:
+            secured.abort()
+            return
+        self._transport, self._waits_for_tls = secured, False
+        secured.set_write_buffer_limits(high=SOCKET_BUFFER_BYTES)
+        self._take_early()
 
     def _open(self, transport: asyncio.WriteTransport) -> None:
         """Raises OSError for a connection that was reset already, which the loop has not reported yet."""
         notice_vanishing(transport)
         transport.set_write_buffer_limits(high=SOCKET_BUFFER_BYTES)
+        if not self.peer:
+            self.peer = _peer_of(transport)
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        if self._is_dialing:
+        if self._is_dialing or self._waits_for_tls:
             self._early.append(data)
             return
+        self.heard_at = asyncio.get_running_loop().time()
         try:
             payloads = self._decoder.feed(data)
-            if payloads and not self._has_handshake:
-                self._has_handshake = True
-                self._cancel_deadline()
-                self._handshake(self, payloads.pop(0))
+            while payloads and not self.is_established and self.is_open:
+                self.handshake(self, payloads.pop(0))
             if payloads and self.is_open:
                 self.received(payloads)
-        except BadFrame as error:
+        except (BadFrame, BadHandshake) as error:
             self.is_malformed = True
             self.abort(str(error))
         except Exception as error:
-            log.exception("peers: connection dropped, a frame could not be handled")
+            log.exception("peers: connection dropped, a frame could not be handled peer=%s", self.peer)
             self.abort(str(error))
 
     def pause_writing(self) -> None:
@@ -381,66 +398,98 @@ class PeerConnection(asyncio.Protocol):
 
 
 class Dialer:
-    """Opens connections to the Raft ports of other brokers, with this broker's TLS and under the name of its
-    cluster."""
+    """Opens connections to the Raft ports of other brokers, and proves there which broker this is."""
 
-    def __init__(self, tls: ssl.SSLContext | None, cluster: Callable[[], str]) -> None:
-        self._tls = tls
-        self._cluster = cluster
+    def __init__(self, credentials: BrokerCredentials, contexts: Contexts = lambda: None) -> None:
+        self.credentials = credentials
+        self._contexts = contexts
 
     async def dial(self, address: str, connection: PeerConnection) -> None:
         """Raises OSError, and Unavailable for what is no address."""
-        await connection.dial(address, self._tls)
+        await connection.dial(address, self._contexts())
 
-    async def open_raft(self, address: str, connection: PeerConnection) -> None:
-        await self.dial(address, connection)
-        connection.write((GREETING + encode_handshake(OpenRaft(self._cluster())),))
+    async def open_raft(self, address: str, node: NodeId, connection: PeerConnection) -> None:
+        """Returns when ``node`` has proved that it is the one at ``address``. Raises OSError, SavaError."""
+        await self._open(
+            address, connection, DialerHandshake(self.credentials, Purpose.RAFT, address, node=node)
+        )
 
-    async def open_ledgers(self, address: str, connection: PeerConnection) -> None:
-        """Raises OSError."""
+    async def open_ledgers(self, address: str, node: NodeId, connection: PeerConnection) -> None:
+        """As ``open_raft``. Raises OSError."""
+        handshake = DialerHandshake(self.credentials, Purpose.LEDGERS, address, node=node)
         try:
-            await self.dial(address, connection)
+            await self._open(address, connection, handshake)
         except SavaError as error:
             raise ConnectionError(str(error)) from error
-        connection.write((GREETING + encode_handshake(OpenLedgers(self._cluster())),))
 
-    async def ask(self, address: str, question: Identify | Bind, *, timeout: float) -> Introduction | Bound:
-        """One question on a connection of its own. Raises the error that the other end refused with,
-        Unavailable, and Unfinished if the other end may have done what it was asked."""
-        answer: asyncio.Future[HandshakeReply] = asyncio.get_running_loop().create_future()
+    async def identify(self, address: str, *, timeout: float) -> NodeInfo:
+        """Raises Unavailable, NotAuthenticated."""
+        answer = await self._ask(
+            address, DialerHandshake(self.credentials, Purpose.IDENTIFY, address), timeout
+        )
+        assert isinstance(answer, Introduction)
+        return answer.info
 
-        def replied(_: PeerConnection, payload: bytes) -> None:
-            if not answer.done():
-                answer.set_result(decode_handshake_reply(payload))
+    async def bind(self, address: str, bootstrap: Bootstrap, *, timeout: float) -> None:
+        """Raises the error that the other end refused with, Unavailable, and Unfinished if it may have bound
+        itself."""
+        handshake = DialerHandshake(self.credentials, Purpose.BIND, address, bootstrap=bootstrap)
+        answer = await self._ask(address, handshake, timeout)
+        assert isinstance(answer, Bound)
 
-        def lost(connection: PeerConnection) -> None:
-            if not answer.done():
-                answer.set_exception(ConnectionResetError(connection.reason))
-
-        connection = PeerConnection(replied, lost=lost)
-        is_sent = False
+    async def _ask(self, address: str, handshake: DialerHandshake, timeout: float) -> Answer:
+        """One question on a connection of its own."""
+        connection = PeerConnection()
         try:
             async with asyncio.timeout(timeout):
-                await self.dial(address, connection)
-                is_sent = connection.write((GREETING + encode_handshake(question),))
-                reply = await answer
-        except (TimeoutError, OSError) as error:
+                return await self._open(address, connection, handshake)
+        except (TimeoutError, OSError, BadHandshake, BadFrame) as error:
             reason = f"node {address} cannot be reached: {error}"
             if isinstance(error, TimeoutError):
                 reason = f"node {address} did not answer within {timeout:g} s"
-            if is_sent and isinstance(question, Bind):
+            if handshake.has_sent_order:
                 raise Unfinished(f"{reason}; it may have bound itself") from error
             raise Unavailable(reason) from error
         finally:
             await connection.close()
+
+    async def _open(self, address: str, connection: PeerConnection, handshake: DialerHandshake) -> Answer:
+        """Connect, and carry the handshake out. Until that is over, ``connection.lost`` is not called."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        lost = connection.lost
+
+        def step(_: PeerConnection, payload: bytes) -> None:
+            try:
+                said = handshake.received(payload, connection.certificate)
+            except SavaError as error:
+                if not answer.done():
+                    answer.set_exception(error)
+                return
+            if isinstance(said, bytes):
+                connection.write((frame(said),))
+            elif not answer.done():
+                connection.establish()
+                answer.set_result(said)
+
+        def lost_early(_: PeerConnection) -> None:
+            if not answer.done():
+                answer.set_exception(ConnectionResetError(connection.reason))
+
+        connection.handshake, connection.lost = step, lost_early
+        try:
+            await self.dial(address, connection)
+            connection.write((GREETING + frame(handshake.begin()),))
+            said = await answer
+            if not connection.is_open and handshake.hello.purpose in (Purpose.RAFT, Purpose.LEDGERS):
+                raise ConnectionResetError(connection.reason)
+        except BaseException as error:
+            connection.abort(str(error))
+            raise
+        finally:
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen, even when the caller gave up before
-        match reply:
-            case HandshakeRefused(code=code, message=message, detail=detail):
-                raise error_from(code, message, detail)
-            case Welcome():
-                raise Unavailable(f"node {address} gave an answer to another question")
-        return reply
+        connection.lost = lost
+        return said
 
 
 # -- sockets -----------------------------------------------------------------------------------
@@ -469,6 +518,28 @@ def split_address(address: str) -> tuple[str, int]:
         return host.removeprefix("[").removesuffix("]"), int(port)
     except ValueError:
         raise Unavailable(f"{shown(address)} is not an address of the form host:port") from None
+
+
+def tls_reason(error: BaseException) -> str:
+    """Why TLS came to nothing, for people."""
+    found = getattr(error, "verify_message", "") or getattr(error, "reason", "") or str(error)
+    return str(found or type(error).__name__).lower().replace("_", " ")[:200]
+
+
+def _pass_on(transport: asyncio.Transport, data: bytes) -> None:
+    """Give ``data`` to the protocol that has the transport now, as if it came just now."""
+    protocol = cast(asyncio.BufferedProtocol, transport.get_protocol())
+    while data and not transport.is_closing():
+        room = memoryview(protocol.get_buffer(len(data)))
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        protocol.buffer_updated(size)
+        data = data[size:]
+
+
+def _peer_of(transport: asyncio.BaseTransport) -> str:
+    name = transport.get_extra_info("peername")
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) and len(name) >= 2 else "?"
 
 
 def is_refused(error: BaseException) -> bool:

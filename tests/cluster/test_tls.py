@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-import pytest
-
 from sava.client import Client, Tls
-from tests.integration.test_tls import make_certificates
 from tests.support.brokers import Brokers
+from tests.support.certificates import make_certificates
 from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/orders"
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 async def test_calls_are_forwarded_over_tls(tmp_path: Path) -> None:
     auth = make_certificates(tmp_path / "certificates")
     assert auth.tls is not None

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from pathlib import Path
 
-import pytest
 from grpc import StatusCode
 
 from sava.proto import danube_api_pb2 as pb
@@ -14,14 +12,13 @@ from tests.compat import raw
 from tests.compat.programs import run
 from tests.compat.raw import Producer, open_stream, refused, subscribe
 from tests.compat.stubs import Stubs
-from tests.integration.test_tls import make_certificates
 from tests.support.brokers import Standalone
+from tests.support.certificates import make_certificates
 from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/topic"
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 async def test_a_client_with_certificate_and_token(tmp_path: Path) -> None:
     auth = make_certificates(tmp_path / "certificates")
     assert auth.tls is not None

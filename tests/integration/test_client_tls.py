@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from sava.client import Client, Refused, Tls, Unavailable
-from tests.integration.test_tls import make_certificates
 from tests.support.brokers import Standalone
+from tests.support.certificates import make_certificates
 
 TOPIC = "/default/orders"
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 async def test_a_client_with_a_certificate_is_let_in(tmp_path: Path) -> None:
     auth = make_certificates(tmp_path / "certificates")
     assert auth.tls is not None
@@ -39,7 +37,6 @@ async def test_a_client_with_a_certificate_is_let_in(tmp_path: Path) -> None:
                     await stranger.producer(TOPIC).open()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 def test_commands_say_in_one_line_what_is_wrong_with_certificates(tmp_path: Path) -> None:
     """And not that there is no broker: it runs."""
     auth = make_certificates(tmp_path / "certificates")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,8 +14,8 @@ from typing import Any
 import pytest
 
 from sava.client import Client
-from tests.integration.test_tls import make_certificates
 from tests.support.brokers import Brokers, Standalone, sava
+from tests.support.certificates import make_certificates
 from tests.support.long import only_long
 from tests.support.network import free_ports
 from tests.support.objects import S3Server
@@ -220,7 +219,6 @@ async def test_nobody_is_there() -> None:
     found(findings, "error", "reachability", "no broker answers")
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 async def test_certificates_that_end_soon(tmp_path: Path) -> None:
     """Those of the tests hold for thirty days, and a little less when they are looked at."""
     auth = make_certificates(tmp_path / "certificates")

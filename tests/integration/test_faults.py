@@ -13,18 +13,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sava.config import Auth
 from sava.errors import RetryableError, SavaError
 from sava.metadata.commands import encode
 from sava.metadata.durable import DurableBatch, RecordKind
-from sava.metadata.errors import IdentityConflict
+from sava.metadata.errors import IdentityConflict, NotAuthenticated
 from sava.metadata.identity import cluster_id_of, open_state
 from sava.metadata.peer import Bootstrap
-from sava.peers.raft_transport import TcpTransport
 from sava.proto import admin_pb2 as pb
 from sava.raft.types import Entry, EntryKind, HardState, Membership, NodeId
 from sava.wal.disk import LocalDisk
 from tests.support.brokers import BrokerProcess, Cluster
+from tests.support.peers import dialer
 from tests.support.waiting import PATIENCE_S
 
 EXIT_START = 1
@@ -149,8 +148,8 @@ async def test_a_broker_of_another_cluster_is_not_heard(tmp_path: Path) -> None:
         bootstrap = Bootstrap(
             cluster_id_of([theirs]), Membership((theirs,), addresses=((theirs, second.raft_address),))
         )
-        with pytest.raises(IdentityConflict):
-            await TcpTransport(Auth()).bootstrap(first.raft_address, bootstrap, timeout=5.0)
+        with pytest.raises(NotAuthenticated):
+            await dialer(theirs).bind(first.raft_address, bootstrap, timeout=5.0)
         await first.put("/x", b"1")
 
 

@@ -88,16 +88,19 @@ async def test_a_partial_init_is_completed_by_running_it_again(tmp_path: Path) -
     async with Cluster(3, tmp_path) as cluster:
         first, second, third = cluster.brokers
         # What an interrupted init leaves behind: one node bound, two pristine.
-        from sava.config import Auth
         from sava.metadata.identity import cluster_id_of
         from sava.metadata.peer import Bootstrap
-        from sava.peers.raft_transport import TcpTransport
         from sava.raft.types import Membership, NodeId
+        from sava.security.cluster_secret import FILE, ClusterSecret
+        from tests.support.peers import dialer
 
         members = tuple(sorted([(NodeId(await b.node_id()), b.raft_address) for b in cluster.brokers]))
         founders = tuple(node for node, _ in members)
         bootstrap = Bootstrap(cluster_id_of(founders), Membership(voters=founders, addresses=members))
-        await TcpTransport(Auth()).bootstrap(second.raft_address, bootstrap, timeout=PATIENCE_S)
+        own = ClusterSecret(first.data_dir / FILE)
+        own.create()
+        asker = dialer(await first.node_id(), "", secret=own)
+        await asker.bind(second.raft_address, bootstrap, timeout=PATIENCE_S)
         assert (await first.status()).cluster_id == ""
         assert not (await cluster.init()).already_initialized
         await third.put("/x", b"1")

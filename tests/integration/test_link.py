@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -19,8 +18,8 @@ from sava.pipeline.cluster import ClusterAccess, ClusterClient, OffsetGone, Part
 from sava.proto import danube_schema_pb2, danube_schema_pb2_grpc, writers_pb2
 from sava.records import Compression, RecordBatch
 from sava.storage.objectstore import ObjectStore
-from tests.integration.test_tls import make_certificates
 from tests.support.brokers import Standalone
+from tests.support.certificates import make_certificates
 from tests.support.objects import message, new_object
 from tests.support.waiting import PATIENCE_S
 
@@ -190,7 +189,6 @@ def test_a_broker_that_is_killed_and_comes_back_is_only_a_pause(tmp_path: Path) 
         link.close()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 def test_certificates_are_shown(tmp_path: Path) -> None:
     auth = make_certificates(tmp_path / "certificates")
     assert auth.tls is not None

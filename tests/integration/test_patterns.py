@@ -13,10 +13,11 @@ import pytest
 from sava import config
 from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.store import ClusterOperations, RaftStore
+from sava.peer_connection import Dialer
 from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import TcpTransport
 from sava.server import raft_address
-from sava.server.broker import replica_config
+from sava.server.broker import raft_credentials, replica_config
 from tests.support.brokers import FAST
 from tests.support.metadata_patterns import *  # noqa: F403
 from tests.support.network import free_ports
@@ -50,9 +51,10 @@ async def harness(tmp_path: Path) -> AsyncIterator[RaftHarness]:
             settings = config.load(None, {}, overlay)
             addresses.append(raft_address(settings))
             options = NodeOptions(address=addresses[-1], replica=replica_config(settings))
-            node = await open_node(settings.meta_store.data_dir, options, TcpTransport(settings.auth))
+            dialer = Dialer(raft_credentials(settings))
+            node = await open_node(settings.meta_store.data_dir, options, TcpTransport(dialer))
             stack.push_async_callback(node.close)
-            listener = RaftListener(node, addresses[-1], settings.auth)
+            listener = RaftListener(node, addresses[-1], dialer.credentials)
             await listener.start()
             stack.push_async_callback(listener.stop)
             nodes.append(node)

@@ -59,7 +59,7 @@ async def test_seeds_form_one_cluster_without_a_command(tmp_path: Path) -> None:
         configure(fourth, [broker.raft_address for broker in (one, two, three)])
         await fourth.start()
         line = await fourth.logged(f"add-node --addr {fourth.raft_address}")
-        assert "belongs to cluster" in line
+        assert "belongs to a cluster" in line
         await sava("cluster", "add-node", "--addr", fourth.raft_address, admin=one.admin)
         await until(lambda: _sees(fourth, "/a", b"1"), "the added broker follows")
 

@@ -16,7 +16,7 @@ from sava.errors import SavaError
 from sava.proto import security_pb2 as pb
 from sava.proto import topics_admin_pb2 as topics_pb
 from sava.security import audit
-from tests.security.secured import SecuredCluster
+from tests.security.secured_cluster import SecuredCluster
 from tests.support.waiting import PATIENCE_S, until
 
 TOPIC = "/default/orders"

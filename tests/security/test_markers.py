@@ -23,7 +23,7 @@ from sava.proto import topics_admin_pb2 as topics_pb
 from sava.security import audit
 from sava.security.principal import Principal
 from sava.security.tokens import create_token
-from tests.security.secured import SecuredCluster
+from tests.security.secured_cluster import SecuredCluster
 from tests.support.processes import PIPE, start_child, start_sava
 from tests.support.waiting import PATIENCE_S
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,9 +14,9 @@ import pytest
 from sava.client.errors import ClientError
 from sava.client.loop_thread import LoopThread
 from sava.config import Auth
-from tests.integration.test_tls import make_certificates
 from tests.spark.runner_process import Pipelines, RunnerProcess
 from tests.support.brokers import Standalone
+from tests.support.certificates import make_certificates
 from tests.support.long import only_long
 from tests.support.replication import Side
 
@@ -48,8 +47,6 @@ class Clusters:
 @pytest.fixture
 def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clusters]:
     """Whoever is started by the test, commands and runners, shows the certificate of east."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
     auths: dict[str, Auth] = {}
     for name in ("east", "west"):
         (tmp_path / name).mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -16,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from sava.client.blocking import Client
-from tests.integration.test_tls import make_certificates
 from tests.spark.conftest import s3_environment
 from tests.spark.source_topics import extent, fill, link_to, new_topic, payload, read, stored
 from tests.support.brokers import Standalone
+from tests.support.certificates import make_certificates
 from tests.support.long import only_long
 from tests.support.objects import S3Server
 from tests.support.waiting import wait_until
@@ -268,8 +267,6 @@ def test_history_in_s3(spark: SparkSession, s3_place: S3Server, tmp_path: Path) 
 
 @only_long("servers of its own")
 def test_tls(spark: SparkSession, tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
     auth = make_certificates(tmp_path / "certificates")
     assert auth.tls is not None
     with Standalone(tmp_path, auth) as secure:

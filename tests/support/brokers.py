@@ -41,7 +41,6 @@ from sava.proto import brokers_pb2 as brokers_pb
 from sava.proto import danube_admin_pb2 as admin
 from sava.proto import danube_admin_pb2_grpc as admin_rpc
 from sava.proto import topics_admin_pb2 as topics_pb
-from sava.security.cluster_secret import ClusterSecret
 from sava.security.credentials import Credentials
 from tests.support.network import Links, free_ports
 from tests.support.processes import PIPE, Child, Forked, start_sava
@@ -78,9 +77,11 @@ async def sava(*arguments: str, admin: str = "", check: bool = True) -> tuple[in
 class BrokerProcess:
     """One broker. ``number`` counts from 1 and names it in a test; its node id is drawn by itself."""
 
-    def __init__(self, number: int, directory: Path, config: Path, auth: Auth) -> None:
+    def __init__(
+        self, number: int, directory: Path, config: Path, auth: Auth, credentials: Credentials | None = None
+    ) -> None:
         self.number = number
-        self._auth = auth
+        self._credentials = credentials or own_credentials(auth)
         self.data_dir = directory
         self._config = config
         client, admin, raft, http = free_ports(4)
@@ -102,8 +103,6 @@ class BrokerProcess:
         self._process: Child | None = None
         self._reading: asyncio.Task[None] | None = None
         self._client: AdminClient | None = None
-        self.credentials: Credentials | None = None
-        """What the tests show to its admin port; None: what it shows itself."""
 
     def add_arguments(self, *arguments: str) -> None:
         """From the next start on."""
@@ -125,7 +124,7 @@ class BrokerProcess:
     @property
     def client(self) -> AdminClient:
         if self._client is None:
-            self._client = AdminClient(self.admin, self.credentials or own_credentials(self._auth))
+            self._client = AdminClient(self.admin, self._credentials)
         return self._client
 
     async def start(self, *, wait: bool = True, **environment: str) -> None:
@@ -252,19 +251,24 @@ class BrokerProcess:
 
 
 class Cluster:
-    """``size`` brokers, started. ``links=True`` puts a proxy in front of each Raft port."""
+    """``size`` brokers, started. ``links=True`` puts a proxy in front of each Raft port. ``credentials`` are
+    what the tests' own calls of the admin port show, by default the brokers' certificate."""
 
     def __init__(
-        self, size: int, directory: Path, *, links: bool = False, auth: Auth = PLAIN, **meta_store: Any
+        self,
+        size: int,
+        directory: Path,
+        *,
+        links: bool = False,
+        auth: Auth = PLAIN,
+        credentials: Credentials | None = None,
+        **meta_store: Any,
     ) -> None:
         self._directory = directory
         self._size = size
         self._config = directory / "sava.yaml"
-        if auth.cluster_secret_file is None:
-            secret = ClusterSecret(directory / "cluster_secret")
-            secret.create()
-            auth = auth.model_copy(update={"cluster_secret_file": secret.path})
         self._auth = auth
+        self._credentials = credentials
         settings = {
             "cluster_name": "test",
             "meta_store": {**FAST, **meta_store},
@@ -301,7 +305,9 @@ class Cluster:
     async def prepare(self) -> BrokerProcess:
         """A further broker, not started."""
         number = len(self.brokers) + 1
-        broker = BrokerProcess(number, self._directory / f"broker-{number}", self._config, self._auth)
+        broker = BrokerProcess(
+            number, self._directory / f"broker-{number}", self._config, self._auth, self._credentials
+        )
         self.brokers.append(broker)
         if self.links is not None:
             port = await self.links.expose(number, broker.raft_port)
@@ -386,15 +392,17 @@ class Brokers(Cluster):
         *,
         links: bool = False,
         auth: Auth = PLAIN,
+        credentials: Credentials | None = None,
         upload_interval_s: int = 1,
-        **settings: dict[str, Any],
+        **settings: Any,
     ) -> None:
-        super().__init__(size, directory, links=links, auth=auth)
+        super().__init__(size, directory, links=links, auth=auth, credentials=credentials)
         written = yaml.safe_load(self._config.read_text())
         written["storage"] = {"upload_interval_seconds": upload_interval_s}
         written["cluster"] = {"registration_ttl_ms": REGISTRATION_TTL_MS}
         for section, values in settings.items():
-            written[section] = {**written.get(section, {}), **values}
+            is_section = isinstance(values, dict)
+            written[section] = {**written.get(section, {}), **values} if is_section else values
         self._config.write_text(yaml.safe_dump(written))
         self._store_url = (directory / "segments").as_uri()
         self._ids: dict[int, int] = {}

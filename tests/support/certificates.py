@@ -20,6 +20,7 @@ from cryptography.x509.oid import NameOID
 
 from sava.config import Auth, TlsSettings
 
+CLUSTERS = ("test", "sava", "east", "west")
 HOSTS = ("127.0.0.1", "localhost")
 
 
@@ -58,7 +59,7 @@ class Authority:
             .public_key(self._key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(days=2))
-            .not_valid_after(now + timedelta(days=2))
+            .not_valid_after(now + timedelta(days=60))
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
             .add_extension(_usage(signs=True), critical=True)
@@ -80,7 +81,7 @@ class Authority:
         first."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.now(UTC)
-        end = now - timedelta(hours=1) if is_expired else now + timedelta(days=1)
+        end = now - timedelta(hours=1) if is_expired else now + timedelta(days=30)
         builder = (
             x509.CertificateBuilder()
             .subject_name(_name(name if common_name is None else common_name))
@@ -120,12 +121,12 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def make_certificates(directory: Path, *addresses: str, cluster: str = "test") -> Auth:
-    """An authority of our own, and one certificate for all brokers of a cluster: those of this machine, and
-    at these addresses."""
+def make_certificates(directory: Path, *addresses: str) -> Auth:
+    """An authority of our own, and one certificate for all brokers of the tests' clusters: those of this
+    machine, and at these addresses."""
     authority = Authority(directory)
     hosts = (*HOSTS, *addresses)
-    uris = [f"sava://{cluster}/broker/{host}" for host in hosts]
+    uris = [f"sava://{cluster}/broker/{host}" for cluster in CLUSTERS for host in hosts]
     auth = authority.issue("node", uris=uris, hosts=hosts).auth(authority.path)
     # Tests call brokers with the brokers' own certificate.
-    return auth.model_copy(update={"super_admins": tuple(f"broker:{host}" for host in hosts[:1])})
+    return auth.model_copy(update={"super_admins": (f"broker:{hosts[0]}",)})

@@ -16,7 +16,8 @@ from typing import IO, Final, Self
 
 from grpc import aio
 
-from sava.peer_connection import GREETING, BadFrame, FrameDecoder, OpenLedgers, decode_handshake
+from sava.peer_connection import GREETING, BadFrame, FrameDecoder
+from sava.security.handshake import BadHandshake, Hello, Purpose, decode_dialer
 
 END: object = aio.EOF  # type: ignore[attr-defined]  # which the stubs do not know
 """What ``grpc.aio`` returns at the end of a stream that is read message by message."""
@@ -145,9 +146,10 @@ def _kind_of(first: bytes) -> str:
         return RAFT
     try:
         payloads = FrameDecoder().feed(first[len(GREETING) :])
-        return LEDGERS if payloads and isinstance(decode_handshake(payloads[0]), OpenLedgers) else RAFT
-    except BadFrame:
+        said = decode_dialer(payloads[0]) if payloads else None
+    except (BadFrame, BadHandshake):
         return RAFT
+    return LEDGERS if isinstance(said, Hello) and said.purpose is Purpose.LEDGERS else RAFT
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, link: Link) -> None:

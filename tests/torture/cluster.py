@@ -28,8 +28,8 @@ from sava.api.admin_client import AdminClient, own_credentials
 from sava.config import Auth
 from sava.errors import SavaError
 from sava.proto import admin_pb2, brokers_pb2, ledgers_pb2, topics_admin_pb2
-from tests.integration.test_tls import make_certificates
 from tests.support.brokers import PLAIN
+from tests.support.certificates import make_certificates
 from tests.support.network import Links, free_ports
 from tests.support.objects import BUCKET, S3Server
 from tests.support.waiting import NotInTime, until
@@ -123,9 +123,7 @@ class Surroundings:
                 )
             images = cls._try_images(directory, missing)
         auth = PLAIN
-        if tls and shutil.which("openssl") is None:
-            missing.append("TLS (no openssl command): connections are plain")
-        elif tls:
+        if tls:
             addresses = [network.address(host) for host in HOSTS]
             auth = make_certificates(directory / "certificates", *addresses)
         return cls(directory, network, images, auth, missing)

@@ -7,6 +7,7 @@ clusters out of one. So every other member is asked first, and a single answer i
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from random import SystemRandom
@@ -14,12 +15,15 @@ from random import SystemRandom
 from sava.config import Auth
 from sava.errors import CallerError, SavaError
 from sava.metadata.bootstrap import ForceReport, force_new_cluster
-from sava.metadata.errors import NotInitialized
+from sava.metadata.errors import NotAuthenticated, NotInitialized
 from sava.metadata.identity import NODE_ID, open_state
-from sava.peers.raft_transport import TcpTransport
+from sava.peer_connection import Dialer
+from sava.peers import tls
 from sava.raft.messages import decode_membership
 from sava.raft.output import Recovered
 from sava.raft.types import EntryKind, Membership, NodeId
+from sava.security.cluster_secret import FILE, ClusterSecret
+from sava.security.handshake import BrokerCredentials
 from sava.wal.disk import LocalDisk
 
 ANSWER_TIMEOUT_S = 1.0
@@ -37,7 +41,8 @@ async def recover(
         raise NotInitialized(f"{data_dir} is not the data directory of a broker: it has no {NODE_ID}")
     node, membership = _read(data_dir)
     others = [(member, at) for member, at in membership.addresses if member != node]
-    answers = await asyncio.gather(*(_answers(member, at, auth) for member, at in others))
+    credentials = BrokerCredentials(ClusterSecret(data_dir / FILE))
+    answers = await asyncio.gather(*(_answers(member, at, auth, credentials) for member, at in others))
     if alive := [
         f"{member} at {at}" for (member, at), answered in zip(others, answers, strict=True) if answered
     ]:
@@ -69,9 +74,14 @@ def _newest_membership(recovered: Recovered) -> Membership:
     return decode_membership(newest.data) if newest is not None else recovered.snapshot.membership
 
 
-async def _answers(node: NodeId, address: str, auth: Auth) -> bool:
+async def _answers(node: NodeId, address: str, auth: Auth, credentials: BrokerCredentials) -> bool:
     try:
-        info = await TcpTransport(auth).identify(address, timeout=ANSWER_TIMEOUT_S)
-    except SavaError:
-        return False
+        info = await Dialer(credentials, tls.client_contexts(auth)).identify(
+            address, timeout=ANSWER_TIMEOUT_S
+        )
+    except NotAuthenticated:
+        return True  # it is there, and does not tell
+    except SavaError as error:
+        # Whatever ends a connection that stood is a process that runs.
+        return isinstance(error.__cause__, (ssl.SSLError, ConnectionResetError))
     return info.node == node

@@ -118,9 +118,9 @@ class LedgerHost:
         self.copies.start(self._records)
         self._forgetting = spawn(self._forget(), name="ledgers", failed=self._fail)
 
-    def session(self, write: Write) -> LedgerSession:
+    def session(self, write: Write, broker: int) -> LedgerSession:
         """Another broker has connected to speak about ledgers."""
-        return LedgerSession(self.own_disk, write)
+        return LedgerSession(self.own_disk, write, broker, self._records)
 
     # -- beginning ---------------------------------------------------------------------------
 

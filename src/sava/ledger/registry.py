@@ -93,6 +93,16 @@ class LedgerRecords:
         kv = await self._store.get(record_key(ledger))
         return stored(kv) if kv is not None else None
 
+    async def is_claimed(self, ledger: LedgerId, epoch: int, origin: StorageId) -> bool:
+        """Whether a recovery has claimed the ledger of this disk under this epoch, or under a later one. A
+        record that shows it is proof enough, however old; only one that does not is read from the
+        majority."""
+        known = self._store.local.get(record_key(ledger))
+        if known is not None and _is_claimed(stored(known).record, epoch, origin):
+            return True
+        found = await self.get(ledger)
+        return found is not None and _is_claimed(found.record, epoch, origin)
+
     async def of(self, broker: int) -> Mapping[LedgerId, Stored]:
         """Of one broker, oldest first."""
         return await self._range(f"{LEDGERS}{broker}/")
@@ -193,6 +203,10 @@ class LedgerRecords:
         for ledger, listener in list(self._listeners):
             if changed is None or ledger is None or ledger == changed:
                 listener()
+
+
+def _is_claimed(record: LedgerRecord, epoch: int, origin: StorageId) -> bool:
+    return record.state is not LedgerState.OPEN and 1 <= epoch <= record.epoch and record.origin == origin
 
 
 def _by_ledger(kvs: Sequence[KeyValue]) -> Mapping[LedgerId, Stored]:

@@ -121,7 +121,7 @@ class LedgerStream:
             raise ConnectionError("its broker is not registered")
         link = LedgerConnection(self._received, self.pump)
         try:
-            await link.open(self._dialer, live.address)
+            await link.open(self._dialer, live.address, live.broker)
             self._link = link
             self.connects += 1
             link.send(LedgerRequest(0, self._owner.own, self._owner.join(self.storage)))

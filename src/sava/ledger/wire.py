@@ -16,6 +16,7 @@ So data is neither copied into an array nor out of one: it goes from the log's b
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,27 +25,29 @@ from typing import Final, Protocol, cast
 
 import msgspec
 
+from sava.errors import SavaError
 from sava.ledger.protocol import (
+    Fence,
+    Join,
     LedgerAppend,
+    LedgerId,
     Message,
     ReadAnswer,
     StorageId,
+    Trim,
     WriteBack,
 )
 from sava.ledger.registry import LiveBrokers, PeerUnreachable
 from sava.ledger.store import Reply
-from sava.metadata.peer import error_from
-from sava.peer_connection import (
-    BadFrame,
-    Dialer,
-    HandshakeRefused,
-    PeerConnection,
-    Welcome,
-    decode_handshake_reply,
-    frame_parts,
-)
+from sava.peer_connection import BadFrame, Dialer, PeerConnection, frame_parts
+from sava.raft.types import NodeId
+from sava.tasks import spawn
+
+log = logging.getLogger(__name__)
 
 CONNECT_S: Final = 2.0
+MAX_CHECKS: Final = 256
+"""Fences of one session that wait for the metadata store."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -110,22 +113,71 @@ class Holder(Protocol):
     def forget_owner(self, reply: Reply) -> None: ...
 
 
+class Claims(Protocol):
+    """What a session must know of the records of ledgers. A Protocol, as the records are below and their
+    store is not there in tests of the wire."""
+
+    async def is_claimed(self, ledger: LedgerId, epoch: int, origin: StorageId) -> bool: ...
+
+
 class LedgerSession:
     """A connection that another broker has opened here: it takes requests in order, gives them to this
-    broker's disk, and sends back what the disk answers, when that becomes true. Owned by the event loop."""
+    broker's disk, and sends back what the disk answers, when that becomes true. Owned by the event loop.
 
-    def __init__(self, holder: Holder, write: Write) -> None:
+    Which broker it is, the handshake has proved. It may write its own ledgers alone. It may end and repair
+    those of others when a recovery has claimed them, under the epoch that their record in the metadata store
+    names: a fence is a promise for good, and one for a made-up epoch would keep the ledger from every
+    recovery to come. This node's copy of the record is enough if it shows the claim, since epochs only grow;
+    if not, it may be behind, and the store is asked. A fence that cannot be checked is not answered, and
+    asked again."""
+
+    def __init__(self, holder: Holder, write: Write, broker: int, claims: Claims) -> None:
         self._holder = holder
         self._write = write
+        self._broker = broker
+        self._claims = claims
         self._stream: Reply = partial(self._answer, 0)
         self._is_closed = False
+        self._checking: set[asyncio.Task[None]] = set()
 
     def receive(self, payloads: Sequence[bytes]) -> None:
         """Raises BadFrame: the connection is of no use then."""
         for payload in payloads:
             request = decode_request(payload)
+            message = request.message
             reply = partial(self._answer, request.ticket) if request.ticket else self._stream
-            self._holder.receive(request.origin, request.message, reply)
+            if isinstance(message, (Join, LedgerAppend, Trim)):
+                if message.ledger.broker != self._broker:
+                    raise BadFrame(
+                        f"broker {self._broker} writes ledger {message.ledger}, which is not its own"
+                    )
+            elif isinstance(message, WriteBack) and message.epoch < 1:
+                raise BadFrame(f"broker {self._broker} repairs ledger {message.ledger} without a claim")
+            elif isinstance(message, Fence):
+                self._check(request, message, reply)
+                continue
+            self._holder.receive(request.origin, message, reply)
+
+    def _check(self, request: LedgerRequest, fence: Fence, reply: Reply) -> None:
+        if len(self._checking) >= MAX_CHECKS:
+            return  # it is asked again
+        task = spawn(self._fence(request.origin, fence, reply), name="checking a fence")
+        self._checking.add(task)
+        task.add_done_callback(self._checking.discard)
+
+    async def _fence(self, origin: StorageId, fence: Fence, reply: Reply) -> None:
+        try:
+            is_claimed = await self._claims.is_claimed(fence.ledger, fence.epoch, origin)
+        except (SavaError, TimeoutError) as error:
+            log.info("ledgers: a fence is not answered ledger=%s error=%s", fence.ledger, error)
+            return
+        if not is_claimed:
+            log.warning(
+                "ledgers: a fence without a claim is refused ledger=%s epoch=%d broker=%d",
+                *(fence.ledger, fence.epoch, self._broker),
+            )
+        elif not self._is_closed:
+            self._holder.receive(origin, fence, reply)
 
     def _answer(self, ticket: int, message: Message) -> None:
         if not self._is_closed:
@@ -133,6 +185,8 @@ class LedgerSession:
 
     def closed(self) -> None:
         self._is_closed = True
+        for task in self._checking:
+            task.cancel()
         self._holder.forget_owner(self._stream)
 
 
@@ -144,23 +198,18 @@ class LedgerConnection:
     ) -> None:
         """``received`` is called with each answer, ``resumed`` when a paused connection takes more."""
         self._answered = received
-        self.connection = PeerConnection(self._welcomed, lost=self._lost)
+        self.connection = PeerConnection(lost=self._lost)
         self.connection.received = self._receive
         if resumed is not None:
             self.connection.writable = resumed
-        self._is_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done when the connection is over, with the reason."""
 
-    async def open(self, dialer: Dialer, address: str) -> None:
-        """Connect and be accepted by the other side, within ``CONNECT_S``. Raises OSError, TimeoutError."""
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                await dialer.open_ledgers(address, self.connection)
-                await self._is_ready
-        except BaseException:
-            self.connection.abort()
-            raise
+    async def open(self, dialer: Dialer, address: str, broker: int) -> None:
+        """Connect to ``broker``, and be accepted there, within ``CONNECT_S``. Raises OSError,
+        TimeoutError."""
+        async with asyncio.timeout(CONNECT_S):
+            await dialer.open_ledgers(address, NodeId(broker), self.connection)
 
     def send(self, request: LedgerRequest) -> None:
         """Of no effect once the connection is gone, and never raises: the journal's owner sends from the
@@ -168,24 +217,11 @@ class LedgerConnection:
         if self.connection.is_open:
             self.connection.write(encode(request))
 
-    def _welcomed(self, connection: PeerConnection, payload: bytes) -> None:
-        match decode_handshake_reply(payload):
-            case Welcome():
-                if not self._is_ready.done():
-                    self._is_ready.set_result(None)
-            case HandshakeRefused(code=code, message=message, detail=detail):
-                connection.abort(str(error_from(code, message, detail)))
-            case _:
-                raise BadFrame("an answer to another question")
-
     def _receive(self, payloads: list[bytes]) -> None:
         for payload in payloads:
             self._answered(decode_answer(payload))
 
     def _lost(self, connection: PeerConnection) -> None:
-        if not self._is_ready.done():
-            self._is_ready.set_exception(ConnectionError(connection.reason))
-            self._is_ready.exception()  # seen: its caller may have given up
         if not self.is_gone.done():
             self.is_gone.set_result(connection.reason)
 
@@ -223,8 +259,8 @@ class PeerClient:
         self._own = own
         self._holder = holder
         self._tickets = count(1)
-        self._connections: dict[str, _Asked] = {}
-        self._connecting: dict[str, asyncio.Lock] = {}
+        self._connections: dict[tuple[str, int], _Asked] = {}
+        self._connecting: dict[tuple[str, int], asyncio.Lock] = {}
 
     async def ask(
         self, storage: StorageId, message: Message, *, origin: StorageId, timeout: float
@@ -253,7 +289,7 @@ class PeerClient:
         live = self._live_brokers.find(storage)
         if live is None:
             raise PeerUnreachable(f"no registered broker has the disk {storage}")
-        connection = await self._connected(live.address)
+        connection = await self._connected(live.address, live.broker)
         ticket = next(self._tickets)
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         connection.waiting[ticket] = future
@@ -263,13 +299,14 @@ class PeerClient:
         finally:
             connection.waiting.pop(ticket, None)
 
-    async def _connected(self, address: str) -> _Asked:
-        async with self._connecting.setdefault(address, asyncio.Lock()):
-            connection = self._connections.get(address)
+    async def _connected(self, address: str, broker: int) -> _Asked:
+        key = address, broker
+        async with self._connecting.setdefault(key, asyncio.Lock()):
+            connection = self._connections.get(key)
             if connection is None or connection.is_gone.done():
                 connection = _Asked()
-                await connection.open(self._dialer, address)
-                self._connections[address] = connection
+                await connection.open(self._dialer, address, broker)
+                self._connections[key] = connection
             return connection
 
     async def close(self) -> None:

@@ -25,6 +25,10 @@ a seed that lost its disk           it has a new id, and the others answer that 
 a crash at any step                 binding is durable and idempotent; a seed that is not bound yet begins
                                     again, finds the same ids, and binds itself to the same cluster
 a broker that is not a seed         it never bootstraps; it waits to be added
+two secrets of one cluster          the first voter (the one with the least id) makes the secret. Of seeds it
+                                    alone binds the others, and itself when all are bound
+a wiped voter under its former id,  it is not bound to a cluster that has elected leaders: it may have voted
+which its certificate fixes         there
 ==================================  =========================================================================
 
 If all seeds lose their disks, the same list makes a new, empty cluster, because nothing is left that could
@@ -95,15 +99,45 @@ async def bootstrap(
     if clusters == {wanted} or (clusters == {own().cluster} and voters == tuple(voters_now())):
         return True
     for address, info in infos.items():
+        if info.is_reticent:
+            raise IdentityConflict(
+                f"node {info.node} at {address} already belongs to a cluster, whose secret this broker "
+                "does not know; if `sava cluster init` was interrupted, repeat it on that broker, and use "
+                "add-node to grow a cluster"
+            )
         if info.cluster not in ("", wanted):
             raise IdentityConflict(
                 f"node {info.node} at {address} already belongs to cluster {info.cluster}, "
                 "which was founded with another list of nodes; use add-node to grow a cluster"
             )
+    _check_no_amnesia(infos)
     order = Bootstrap(wanted, Membership(voters=voters, addresses=members))
     pristine = [address for address, info in infos.items() if not info.cluster]
-    await asyncio.gather(*(transport.bootstrap(each, order, timeout=timeout) for each in pristine))
+
+    async def bind(addresses: Sequence[str]) -> None:
+        await asyncio.gather(*(transport.bootstrap(each, order, timeout=timeout) for each in addresses))
+
+    # The first voter makes the cluster's secret, if it is not known yet; the others get it. This node itself
+    # comes last: as long as it is not bound, it can begin again.
+    own_node, first = own().node, voters[0]
+    await bind([each for each in pristine if infos[each].node == first != own_node])
+    await bind([each for each in pristine if infos[each].node not in (first, own_node)])
+    await bind([each for each in pristine if infos[each].node == own_node])
     return False
+
+
+def _check_no_amnesia(infos: Mapping[str, NodeInfo]) -> None:
+    """A node that has lost its disk, and its votes with it, must not be bound again under its former id.
+    Raises IdentityConflict."""
+    if not any(info.has_history for info in infos.values()):
+        return
+    for address, info in infos.items():
+        if info.is_fixed and not info.cluster:
+            raise IdentityConflict(
+                f"node {info.node} at {address} has an empty disk, and its cluster has elected leaders, "
+                f"perhaps with its vote: remove node {info.node}, start the broker with a certificate that "
+                "names another node id, and add it"
+            )
 
 
 async def identify(transport: Transport, own: NodeInfo, addresses: Sequence[str]) -> dict[str, NodeInfo]:
@@ -133,6 +167,8 @@ async def identify(transport: Transport, own: NodeInfo, addresses: Sequence[str]
 def check_seeds(own: NodeInfo, infos: Mapping[str, NodeInfo]) -> None:
     """Every seed has the same list and the same name of the cluster. Raises IdentityConflict."""
     for address, info in infos.items():
+        if info.is_reticent:
+            continue
         if set(info.seeds) != set(own.seeds):
             raise IdentityConflict(
                 f"the seed at {address} has meta_store.seed_nodes {_listed(info.seeds)}, and this broker has "
@@ -143,6 +179,25 @@ def check_seeds(own: NodeInfo, infos: Mapping[str, NodeInfo]) -> None:
                 f"the seed at {address} has cluster_name {info.cluster_name!r}, and this broker has "
                 f"{own.cluster_name!r}; give all of them the same name"
             )
+
+
+def check_first(own: NodeInfo, infos: Mapping[str, NodeInfo]) -> None:
+    """This node is the one that binds the others, unless some belong elsewhere. Raises Unavailable."""
+    for address, info in infos.items():
+        if info.is_reticent and own.node in info.founders:
+            raise Unavailable(
+                f"the seed at {address} is bound to a cluster with this broker, which is bound next; if that "
+                "lasts, a seed has lost its disk meanwhile: if the cluster was never used, empty the data "
+                "directories of all seeds and start them again"
+            )
+    wanted = cluster_id_of(info.node for info in infos.values())
+    if any(info.is_reticent or info.cluster not in ("", wanted) for info in infos.values()):
+        return
+    address, first = min(infos.items(), key=lambda each: each[1].node)
+    if first.node != own.node:
+        raise Unavailable(
+            f"waiting for node {first.node} at {address}, the first of the seeds, to bind the others"
+        )
 
 
 def check_voters(own: NodeInfo, order: Bootstrap) -> None:
@@ -187,13 +242,17 @@ class SeedBootstrap:
                     self._transport,
                     self._own,
                     seeds,
-                    check=lambda infos: check_seeds(self._own(), infos),
+                    check=self._check,
                 )
             except SavaError as error:
                 await self._explain(error)
             # Seeds that start together must not stay in step: each would bind while the others ask.
             await self._backoff.pause()
         log.info("raft: formed from seeds cluster=%s seeds=%s", self._own().cluster, _listed(seeds))
+
+    def _check(self, infos: Mapping[str, NodeInfo]) -> None:
+        check_seeds(self._own(), infos)
+        check_first(self._own(), infos)
 
     async def _explain(self, error: SavaError) -> None:
         """One line each time that the reason changes."""
@@ -213,15 +272,16 @@ class SeedBootstrap:
                 info = await self._transport.identify(seed, timeout=IDENTIFY_TIMEOUT_S)
             except SavaError:
                 continue
-            if info.cluster and own.node in info.founders:
+            name = f"cluster {info.cluster}" if info.cluster else "a cluster"
+            if (info.cluster or info.is_reticent) and own.node in info.founders:
                 return (
-                    f"the seed at {seed} has formed cluster {info.cluster} with this broker and one that has "
+                    f"the seed at {seed} has formed {name} with this broker and one that has "
                     "lost its disk since; if it was never used, empty the data directories of all seeds "
                     "and start them again, else run `sava cluster force-new-cluster` on that seed"
                 )
-            if info.cluster:
+            if info.cluster or info.is_reticent:
                 return (
-                    f"the seed at {seed} belongs to cluster {info.cluster}, and this broker does not; "
+                    f"the seed at {seed} belongs to {name}, and this broker does not; "
                     f"add it: `sava cluster add-node --addr {own.address}`, then `promote-node`; if it has "
                     "lost its disk, `sava cluster remove-node` its former id first"
                 )

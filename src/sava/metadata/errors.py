@@ -101,6 +101,13 @@ class IdentityConflict(HostError):
     code: ClassVar[str] = "identity"
 
 
+class NotAuthenticated(HostError):
+    """A broker does not prove that it is one of this cluster: its secret, or its certificate, is another
+    one."""
+
+    code: ClassVar[str] = "not_authenticated"
+
+
 class UnknownCommand(HostError):
     """The log holds a command that this version does not know. The node stops; upgrade it.
 

@@ -31,7 +31,7 @@ from random import Random
 from sava.metadata.durable import LogState, Replay
 from sava.metadata.errors import IdentityConflict
 from sava.metadata.snapshots import SnapshotStore
-from sava.raft.types import NodeId
+from sava.raft.types import NO_NODE, NodeId
 from sava.wal.disk import Disk
 from sava.wal.errors import FileMissing
 from sava.wal.log import Log, LogOptions
@@ -61,21 +61,30 @@ class NodeState:
         self.disk.unlock()
 
 
-def open_state(disk: Disk, *, rng: Random, options: LogOptions | None = None) -> NodeState:
+def open_state(
+    disk: Disk, *, rng: Random, options: LogOptions | None = None, node: NodeId = NO_NODE
+) -> NodeState:
     """Lock the data directory, settle the identity, recover the log, check the snapshot that it continues.
 
-    ``rng`` draws the ids of a new node: ``random.SystemRandom`` in production. Raises IdentityConflict,
+    ``rng`` draws the ids of a new node: ``random.SystemRandom`` in production. ``node``, if any, is the id
+    that the node must have: its certificate names it. Raises IdentityConflict,
     ForeignLog, LogCorrupt, SnapshotMissing, DirectoryLocked; each names the file and the way out."""
     disk.lock()
     try:
-        return _open_locked(disk, rng, options or LogOptions())
+        return _open_locked(disk, rng, options or LogOptions(), node)
     except BaseException:
         disk.unlock()
         raise
 
 
-def _open_locked(disk: Disk, rng: Random, options: LogOptions) -> NodeState:
-    node = settle_identity(disk, lambda: NodeId(rng.randint(1, _MAX_ID)))
+def _open_locked(disk: Disk, rng: Random, options: LogOptions, wanted: NodeId) -> NodeState:
+    node = settle_identity(disk, lambda: wanted or NodeId(rng.randint(1, _MAX_ID)))
+    if wanted and node != wanted:
+        raise IdentityConflict(
+            f"{disk.path} is that of node {node}, and the certificate of this broker names node {wanted}: "
+            f"give node {node} a certificate with URI:sava://CLUSTER/broker/{node}, or start node {wanted} "
+            "in its own data directory"
+        )
     log_disk = disk.directory(_LOG)
     replay = Replay(log_disk.path)
     log = Log.open(

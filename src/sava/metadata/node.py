@@ -23,7 +23,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ from sava.metadata.replica.replica import Process, Replica, ReplicaConfig, Repli
 from sava.metadata.snapshots import BackgroundSaver
 from sava.metadata.suspicion import Note, Sign, Suspicion
 from sava.raft.output import Status
-from sava.raft.types import InvariantError, NodeId, SnapshotMeta
+from sava.raft.types import NO_NODE, InvariantError, NodeId, SnapshotMeta
 from sava.wal.disk import LocalDisk
 from sava.wal.log import LogOptions
 from sava.wal.writer import Writer
@@ -100,6 +100,8 @@ class NodeOptions:
     address: str
     seeds: tuple[str, ...] = ()
     cluster_name: str = ""
+    node: NodeId = NO_NODE
+    """The id that the node is to have, by its certificate; 0: it draws one."""
     replica: ReplicaConfig = _DEFAULT_REPLICA
     log: LogOptions = _DEFAULT_LOG
 
@@ -120,6 +122,7 @@ class RaftNode:
         self._state = state
         self._address = options.address
         self._seeds, self._cluster_name = options.seeds, options.cluster_name
+        self._is_fixed = options.node != NO_NODE
         self._transport = transport
         self._observer = observer
         self._bootstrap = state.recovered.bootstrap
@@ -268,7 +271,12 @@ class RaftNode:
             sava.__version__,
             self._seeds,
             self._cluster_name,
+            is_fixed=self._is_fixed,
+            has_history=self.replica.term > 0,
         )
+
+    def member_address(self, node: NodeId) -> str | None:
+        return self.replica.member_address(node)
 
     def receive(self, envelopes: Sequence[Envelope]) -> None:
         if self._is_stopped:
@@ -306,8 +314,11 @@ class RaftNode:
     def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
         self.suspicion.lost(peer, _now_ms(), is_refused=is_refused)
 
-    async def bind(self, bootstrap: Bootstrap) -> None:
+    async def bind(self, bootstrap: Bootstrap, prepare: Callable[[], Awaitable[None]] | None = None) -> None:
         check_voters(self.info(), bootstrap)
+        self.replica.check_bootstrap(bootstrap)
+        if prepare is not None:
+            await prepare()
         future: asyncio.Future[BaseException | None] = self._loop.create_future()
         self.replica.bootstrap(bootstrap, lambda error: resolve(future, error))
         self._wake()
@@ -469,7 +480,9 @@ async def open_node(
             state.log.close()
             state.release()
 
-    work = partial(open_state, LocalDisk(data_dir), rng=SystemRandom(), options=options.log)
+    work = partial(
+        open_state, LocalDisk(data_dir), rng=SystemRandom(), options=options.log, node=options.node
+    )
     opening = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         state = await asyncio.shield(opening)

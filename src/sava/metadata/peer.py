@@ -10,7 +10,7 @@ what others sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -315,6 +315,18 @@ class NodeInfo(msgspec.Struct, frozen=True):
     """Addresses of the nodes that are to form a cluster by themselves, this one among them or not."""
     cluster_name: str = ""
     """As configured, for people; seeds compare it before they become one cluster."""
+    is_reticent: bool = False
+    """It belongs to a cluster, and tells the asker, who has proved nothing, not which."""
+    is_fixed: bool = False
+    """The id is that of its certificate: it comes back under it also when it has lost its disk."""
+    has_history: bool = False
+    """Its cluster has elected leaders before."""
+
+    def for_stranger(self, asker: NodeId) -> NodeInfo:
+        """What one who is not known to be a broker of the cluster learns: that ``asker``, if it speaks the
+        truth, is among the founders, so that a seed can find out why it has no place."""
+        founders = tuple(each for each in self.founders if each == asker)
+        return NodeInfo(self.node, "", self.address, founders, self.version, is_reticent=True)
 
 
 class Inbound(Protocol):
@@ -322,6 +334,10 @@ class Inbound(Protocol):
     Protocol, as the node stands above transports."""
 
     def info(self) -> NodeInfo: ...
+
+    def member_address(self, node: NodeId) -> str | None:
+        """Where a member of the cluster listens, as far as this node knows."""
+        ...
 
     def receive(self, envelopes: Sequence[Envelope]) -> None: ...
 
@@ -334,8 +350,9 @@ class Inbound(Protocol):
         process listens."""
         ...
 
-    async def bind(self, bootstrap: Bootstrap) -> None:
-        """Raises IdentityConflict."""
+    async def bind(self, bootstrap: Bootstrap, prepare: Callable[[], Awaitable[None]] | None = None) -> None:
+        """``prepare`` is called before anything is written, and only if the order is one to be obeyed. Raises
+        IdentityConflict."""
         ...
 
 
@@ -357,7 +374,7 @@ class Transport(Protocol):
         ...
 
     async def bootstrap(self, address: str, bootstrap: Bootstrap, *, timeout: float) -> None:
-        """Raises IdentityConflict or Unavailable."""
+        """Raises IdentityConflict, NotAuthenticated or Unavailable."""
         ...
 
     def dropped(self) -> dict[str, int]:

@@ -500,14 +500,19 @@ class ClusterOperations:
         """Make the node at ``address`` a learner. Repeating it is harmless."""
         cluster = self._node.require_cluster()
         info = await self._node.transport.identify(check_address(address), timeout=IDENTIFY_TIMEOUT_S)
-        if info.cluster and info.cluster != cluster:
+        if info.is_reticent or (info.cluster and info.cluster != cluster):
+            whose = f"cluster {info.cluster}" if info.cluster else "a cluster with another secret"
             raise IdentityConflict(
-                f"node {info.node} at {address} belongs to cluster {info.cluster}; "
-                "wipe its data directory to add it here"
+                f"node {info.node} at {address} belongs to {whose}; wipe its data directory to add it here"
             )
         await self._node.barrier.wait(timeout)
         membership = self.membership()
         if info.node in membership.members:
+            if info.is_fixed and not info.cluster:
+                raise IdentityConflict(
+                    f"node {info.node} at {address} is a member that has lost its disk; remove it, start "
+                    "it with a certificate that names another node id, and add it"
+                )
             return Added(info.node, membership.address(info.node) or address, already=True)
         holder = next((node for node, taken in membership.addresses if taken == address), None)
         if holder is not None:

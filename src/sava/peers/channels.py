@@ -14,7 +14,7 @@ second it is unknown what it has done.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Literal
 
@@ -27,7 +27,7 @@ from sava.config import Auth
 from sava.errors import RetryableError
 from sava.peers import tls
 from sava.records import MAX_BATCH_BYTES
-from sava.tasks import spawn
+from sava.tasks import cancelled, spawn
 
 Port = Literal["client", "admin"]
 
@@ -38,6 +38,8 @@ GONE_S: Final = 0.5
 """For calls under way to a broker whose registration is gone: one that leaves in order still answers."""
 GRACE_S: Final = 5.0
 """For calls under way on a channel that was replaced."""
+ROTATED_S: Final = 3600.0
+"""For calls under way on a channel that shows a certificate which was replaced since: streams may be long."""
 MAX_MESSAGE_BYTES: Final[dict[str, int]] = {"client": MAX_BATCH_BYTES + (1 << 20), "admin": 64 << 20}
 
 _OPTIONS: Final[tls.Options] = (
@@ -69,10 +71,14 @@ class Unreachable(RetryableError):
 class PeerChannel:
     """The channel to one port of one broker. Messages are bytes."""
 
-    def __init__(self, channel: aio.Channel, registration: Registration, name: str) -> None:
+    def __init__(
+        self, channel: aio.Channel, registration: Registration, name: str, generation: int = 0
+    ) -> None:
         self.channel = channel
         self.registration = registration
         self.name = name
+        self.generation = generation
+        """Of the certificates that it was opened with."""
         self._calls: dict[str, Any] = {}
 
     # A callable of gRPC costs more to make than to call.
@@ -101,19 +107,20 @@ class PeerChannels:
         self._brokers = brokers
         self._auth = auth
         self._links: dict[tuple[int, Port], PeerChannel] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], PeerChannel] = {}
 
     async def close(self) -> None:
-        links = list(self._links.values())
+        links = [*self._links.values(), *self._closing.values()]
         self._links.clear()
-        await asyncio.gather(*(link.channel.close(None) for link in links), *self._closing)
+        await cancelled(*self._closing)
+        await asyncio.gather(*(link.channel.close(None) for link in links))
 
     def look(self) -> None:
         """Registrations may have changed: end the calls to brokers that have none any more."""
         for key, link in list(self._links.items()):
             if self._brokers.registration(key[0]) is None:
                 del self._links[key]
-                self._spawn(link.channel.close(GONE_S))
+                self._retire(link, GONE_S)
 
     async def link(self, broker: int, port: Port, *, timeout: float) -> PeerChannel:
         """One that is connected. Raises Unreachable."""
@@ -142,13 +149,15 @@ class PeerChannels:
     def _link(self, broker: int, port: Port) -> PeerChannel:
         registration = self._brokers.registration(broker)
         link = self._links.get((broker, port))
-        if link is not None and link.registration is registration:
-            return link
-        if link is not None and registration is not None and _is_same(link.registration, registration):
-            return link
-        if link is not None:
+        if link is not None and registration is not None:
+            is_same = link.registration is registration or _is_same(link.registration, registration)
+            if is_same and link.generation == tls.generation(self._auth):
+                return link
             del self._links[broker, port]
-            self._spawn(link.channel.close(GRACE_S))
+            self._retire(link, ROTATED_S if is_same else GRACE_S)
+        elif link is not None:
+            del self._links[broker, port]
+            self._retire(link, GRACE_S)
         if registration is None:
             raise Unreachable(f"broker {broker} is not there: it has no registration")
         return self._open(registration, broker, port)
@@ -163,14 +172,14 @@ class PeerChannels:
         )
         channel = tls.open_channel(target, self._auth, options)
         link = self._links[broker, port] = PeerChannel(
-            channel, registration, f"broker {broker} ({port} port {target})"
+            channel, registration, f"broker {broker} ({port} port {target})", tls.generation(self._auth)
         )
         return link
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = spawn(work, name="peers: closing a channel")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+    def _retire(self, link: PeerChannel, grace_s: float) -> None:
+        task = spawn(link.channel.close(grace_s), name="peers: closing a channel")
+        self._closing[task] = link
+        task.add_done_callback(lambda _: self._closing.pop(task, None) and None)
 
 
 def _is_same(one: Registration, other: Registration) -> bool:

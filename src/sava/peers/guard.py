@@ -73,6 +73,8 @@ PURPOSE: Final = b"forwarded call"
 MAX_AGE_S: Final = 30.0
 """Between a broker's clock when it passes a call on and the other's when it gets it."""
 MAX_HEADER_CHARS: Final = 4096
+OPENING_S: Final = 1.0
+"""For the opening of a stream that is refused whatever it says."""
 HOLD_S: Final = 1.0
 """Before a stream of Danube's protocol is refused: its client opens it again at once."""
 LOOKUP: Final = (Permission.LOOKUP,)
@@ -388,6 +390,11 @@ class Guard:
             try:
                 call = await self._enter(method, row, context)
             except SavaError as error:
+                # A stream that ends while its client writes the opening fails there with an error of gRPC's
+                # own, and this one is lost.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(OPENING_S):
+                        await context.read()
                 await answer(context, error)
             await self._run(method, call, inner(request, context), context, answer)
 

@@ -15,9 +15,9 @@ Appends share one stream because their order matters: a leader sends them ahead 
 overtakes another is refused and sent again. Replies are small and each stands for itself, so they take the
 control stream.
 
-The sender's cluster is in the handshake of a connection as well as in every envelope: a stream from another
-cluster is refused once, at its beginning.
-"""
+A connection begins with a handshake (``security.handshake``) in which both ends prove that they are brokers
+of one cluster: a stream from another cluster, or to another node than was meant, is refused once, at its
+beginning."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from sava.config import Auth
-from sava.metadata.errors import Unavailable
+from sava.metadata.errors import NotAuthenticated
 from sava.metadata.peer import (
     Ask,
     Bootstrap,
@@ -40,21 +39,7 @@ from sava.metadata.peer import (
     NodeInfo,
     encode_envelope,
 )
-from sava.peer_connection import (
-    BadFrame,
-    Bind,
-    Dialer,
-    HandshakeRefused,
-    Identify,
-    Introduction,
-    PeerConnection,
-    Welcome,
-    decode_handshake_reply,
-    frame,
-    is_refused,
-    settle,
-)
-from sava.peers import tls
+from sava.peer_connection import BadFrame, Dialer, PeerConnection, frame, is_refused, settle
 from sava.raft.messages import Append, SnapshotChunk
 from sava.raft.types import NodeId
 from sava.tasks import Backoff, cancelled
@@ -87,11 +72,14 @@ def is_bulk(envelope: Envelope, size: int) -> bool:
     )
 
 
+_Key = tuple[str, NodeId]
+"""An address, and the node that is meant to be there."""
+
+
 @dataclass(slots=True)
 class _Peer:
-    """Both streams to one address, and the node that was last written to there."""
+    """Both streams to one node at one address."""
 
-    node: NodeId
     control: RaftStream
     bulk: RaftStream
 
@@ -99,20 +87,28 @@ class _Peer:
 class TcpTransport:
     """Implements ``metadata.peer.Transport``. Owned by the event loop."""
 
-    def __init__(self, auth: Auth) -> None:
-        self._dialer = Dialer(tls.client_context(auth), self._cluster)
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
         self._inbound: Inbound | None = None
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[_Key, _Peer] = {}
+        self._troubles: dict[_Key, str] = {}
+        """Of peers that are not taken for brokers of this cluster: what was logged."""
         self._dropped: Counter[str] = Counter()
         self._sweep: asyncio.TimerHandle | None = None
 
     def attach(self, inbound: Inbound) -> None:
-        self._inbound = inbound
+        self._inbound = self._dialer.credentials.inbound = inbound
         self._expire_stuck()
 
     def send(self, address: str, envelopes: Sequence[Envelope]) -> None:
-        peer = self._peers.get(address) or self._new_peer(address, envelopes[0].dst)
-        peer.node = envelopes[-1].dst
+        by_node: dict[NodeId, list[Envelope]] = {}
+        for envelope in envelopes:
+            by_node.setdefault(envelope.dst, []).append(envelope)
+        for node, group in by_node.items():
+            self._send((address, node), group)
+
+    def _send(self, key: _Key, envelopes: Sequence[Envelope]) -> None:
+        peer = self._peers.get(key) or self._new_peer(key)
         control: list[bytes] = []
         bulk: list[bytes] = []
         for envelope in envelopes:
@@ -121,16 +117,17 @@ class TcpTransport:
         taken = (not control or peer.control.offer(control)) & (not bulk or peer.bulk.offer(bulk))
         if not taken:
             # Never from inside ``send``: the replica is in the middle of handing out messages.
-            asyncio.get_running_loop().call_soon(self._report, address)
+            asyncio.get_running_loop().call_soon(self._report, key)
 
     async def identify(self, address: str, *, timeout: float) -> NodeInfo:
-        reply = await self._dialer.ask(address, Identify(), timeout=timeout)
-        if not isinstance(reply, Introduction):
-            raise Unavailable(f"node {address} gave an answer to another question")
-        return reply.info
+        return await self._dialer.identify(address, timeout=timeout)
 
     async def bootstrap(self, address: str, bootstrap: Bootstrap, *, timeout: float) -> None:
-        await self._dialer.ask(address, Bind(bootstrap), timeout=timeout)
+        own, credentials = self._dialer.credentials.own, self._dialer.credentials
+        if not credentials.secret.is_known and own.node == min(bootstrap.membership.voters, default=own.node):
+            # The first voter makes it: here, or where it is bound.
+            await asyncio.to_thread(credentials.secret.create)
+        await self._dialer.bind(address, bootstrap, timeout=timeout)
 
     def dropped(self) -> dict[str, int]:
         return dict(self._dropped)
@@ -142,34 +139,37 @@ class TcpTransport:
         # Together: one that is slow to go must not add its wait to the others'.
         await asyncio.gather(*(stream.close() for peer in peers for stream in (peer.control, peer.bulk)))
 
-    def _cluster(self) -> str:
-        assert self._inbound is not None
-        return self._inbound.info().cluster
-
-    def _new_peer(self, address: str, node: NodeId) -> _Peer:
+    def _new_peer(self, key: _Key) -> _Peer:
         control, bulk = (
-            RaftStream(
-                partial(self._dialer.open_raft, address), limits, partial(self._failed, address), self._count
-            )
+            RaftStream(partial(self._connect, key), limits, partial(self._failed, key), self._count)
             for limits in (CONTROL_LIMITS, BULK_LIMITS)
         )
-        peer = self._peers[address] = _Peer(node, control, bulk)
+        peer = self._peers[key] = _Peer(control, bulk)
         return peer
 
-    def _failed(self, address: str, reason: str, is_refused: bool) -> None:
-        log.debug("raft: connection lost peer=%s reason=%s", address, reason)
-        peer = self._peers.get(address)
-        if peer is not None and self._inbound is not None:
-            self._inbound.disconnected(peer.node, is_refused=is_refused)
-        self._report(address)
+    async def _connect(self, key: _Key, connection: PeerConnection) -> None:
+        try:
+            await self._dialer.open_raft(*key, connection)
+        except NotAuthenticated as error:
+            # An operator must act: without this line the cluster only seems to be without a leader.
+            if self._troubles.get(key) != str(error):
+                self._troubles[key] = str(error)
+                log.warning("raft: no connection peer=%s node=%d reason=%s", *key, error)
+            raise
+        self._troubles.pop(key, None)
+
+    def _failed(self, key: _Key, reason: str, is_refused: bool) -> None:
+        log.debug("raft: connection lost peer=%s reason=%s", key[0], reason)
+        if self._inbound is not None:
+            self._inbound.disconnected(key[1], is_refused=is_refused)
+        self._report(key)
 
     def _count(self, reason: str, messages: int) -> None:
         self._dropped[reason] += messages
 
-    def _report(self, address: str) -> None:
-        peer = self._peers.get(address)
-        if peer is not None and self._inbound is not None:
-            self._inbound.unreachable(peer.node)
+    def _report(self, key: _Key) -> None:
+        if self._inbound is not None:
+            self._inbound.unreachable(key[1])
 
     def _expire_stuck(self) -> None:
         loop = asyncio.get_running_loop()
@@ -202,8 +202,9 @@ class RaftStream:
         failed: Callable[[str, bool], None],
         dropped: Callable[[str, int], None],
     ) -> None:
-        """``connect`` opens the connection; ``failed`` is called each time it breaks, with the reason and
-        whether the peer's machine answered that no process listens; ``dropped`` counts by reason."""
+        """``connect`` opens the connection, and returns when the other end is known; ``failed`` is called
+        each time it breaks, with the reason and whether the peer's machine answered that no process listens;
+        ``dropped`` counts by reason."""
         self._connect = connect
         self._limits = limits
         self._failed = failed
@@ -253,7 +254,7 @@ class RaftStream:
             await self._connection.close()
 
     async def _open(self) -> None:
-        connection = PeerConnection(self._welcomed, lost=self._lost)
+        connection = PeerConnection(lost=self._lost)
         connection.received, connection.writable = self._refuse, self._flush
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -262,18 +263,10 @@ class RaftStream:
             self._broke(str(error) or "no answer", is_refused(error))
         else:
             self._connection = connection  # not before it stands: see ``peer_connection``
+            self._backoff.reset()
             self._flush()
         finally:
             self._connecting = None
-
-    def _welcomed(self, connection: PeerConnection, payload: bytes) -> None:
-        match decode_handshake_reply(payload):
-            case Welcome():
-                self._backoff.reset()
-            case HandshakeRefused(message=message):
-                connection.abort(message)
-            case _:
-                raise BadFrame("an answer to another question")
 
     def _refuse(self, _: list[bytes]) -> None:
         raise BadFrame("an answer to no question")

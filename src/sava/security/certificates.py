@@ -6,8 +6,8 @@ Sava's identities are URIs among the subject's alternative names:
     sava://CLUSTER/user/alice      the principal user:alice; so for other kinds
     CN=alice                       user:alice, if no URI of Sava's is there
 
-
-
+A URI of another cluster is no identity in this one, and does not leave the common name to count: the
+authority that signed it has said nothing about this cluster.
 
 Whether a certificate was signed by the right authority and is valid now, TLS has checked before anything here
 is asked.
@@ -36,7 +36,7 @@ class CertificateUnreadable(CallerError):
     """Bytes that are no certificate, or one whose names cannot be read."""
 
 
-class Identity(NamedTuple):
+class CertificateIdentity(NamedTuple):
     """What one URI of Sava's says."""
 
     cluster: str
@@ -47,7 +47,7 @@ class Identity(NamedTuple):
 class Certificate(NamedTuple):
     """What Sava reads of a certificate."""
 
-    identities: tuple[Identity, ...]
+    identities: tuple[CertificateIdentity, ...]
     common_name: str
     hosts: tuple[str, ...]
     """DNS names and addresses, in small letters."""
@@ -86,7 +86,7 @@ def _alternative_names(found: x509.Certificate) -> x509.SubjectAlternativeName |
         return None
 
 
-def parse_identity(uri: str) -> Identity | None:
+def parse_identity(uri: str) -> CertificateIdentity | None:
     """None: not one of Sava's."""
     try:
         parts = urlsplit(uri)
@@ -96,7 +96,7 @@ def parse_identity(uri: str) -> Identity | None:
         case ["", kind, name] if parts.scheme == SCHEME and _KIND.fullmatch(kind):
             cluster, name = unquote(parts.netloc), unquote(name)
             if cluster and 0 < len(name) <= MAX_NAME and name.isprintable() and kind != ANONYMOUS.kind:
-                return Identity(cluster, kind, name)
+                return CertificateIdentity(cluster, kind, name)
     return None
 
 

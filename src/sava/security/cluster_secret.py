@@ -77,11 +77,21 @@ class ClusterSecret:
         return _mac(known[0], purpose, data)
 
     def verify(self, purpose: bytes, data: bytes, mac: bytes) -> bool:
-        """Whether ``mac`` was made under any of the secrets. In constant time for each of them."""
-        is_right = False
+        """Whether ``mac`` was made under any of the secrets."""
+        return bool(self.proved_by(purpose, data, mac))
+
+    def proved_by(self, purpose: bytes, data: bytes, mac: bytes) -> bytes:
+        """Under which of the secrets ``mac`` was made, as a digest; empty: none. In constant time for each of
+        them."""
+        found = b""
         for secret in self._newest():
-            is_right |= hmac.compare_digest(_mac(secret, purpose, data), mac)
-        return is_right
+            if hmac.compare_digest(_mac(secret, purpose, data), mac):
+                found = sha256(secret).digest()
+        return found
+
+    def is_valid(self, digest: bytes) -> bool:
+        """Whether the secret of this digest is still one of those that are accepted."""
+        return digest in [sha256(secret).digest() for secret in self._newest()]
 
     def shown(self) -> str:
         """The first secret itself, for a broker that joins. Never to be logged. Raises SecretUnusable."""
@@ -121,7 +131,7 @@ class ClusterSecret:
 
     def _newest(self) -> tuple[bytes, ...]:
         now = time.monotonic()
-        if now < self._look_at:
+        if self._known and now < self._look_at:
             return self._known
         self._look_at = now + LOOK_S
         try:

@@ -71,9 +71,9 @@ ROLES: Final[Mapping[str, frozenset[Permission]]] = {
     "admin": frozenset(Permission),
     # Runs the cluster, and neither reads its messages nor grants rights.
     "operator": frozenset(Permission) - {P.PRODUCE, P.CONSUME, P.READ, P.CLUSTER_ADMIN, P.META},
-    "producer": frozenset((P.LOOKUP, P.PRODUCE)),
-    "consumer": frozenset((P.LOOKUP, P.CONSUME)),
     "reader": frozenset((P.LOOKUP, P.READ)),
+    "consumer": frozenset((P.LOOKUP, P.CONSUME)),
+    "producer": frozenset((P.LOOKUP, P.PRODUCE)),
     "replicator": frozenset((P.LOOKUP, P.READ, P.REPLICATE)),
     "pipeline-runner": frozenset((P.LOOKUP, P.PRODUCE, P.CONSUME, P.READ, P.REPLICATE, P.PIPELINES)),
     "monitoring": frozenset((P.LOOKUP, P.CLUSTER_READ)),

@@ -67,7 +67,6 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.node import RaftNode
 from sava.metadata.store import ClusterOperations, RaftStore
 from sava.peer_connection import Dialer
-from sava.peers import tls
 from sava.peers.channels import PeerChannels
 from sava.peers.forwarding import Forwarder
 from sava.peers.guard import BrokerIdentity, Guard, Rules
@@ -76,9 +75,8 @@ from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
 from sava.records import Message
 from sava.schemas.registry import SchemaRegistry
-from sava.security import audit, cluster_secret
+from sava.security import audit
 from sava.security.audit import Audit, AuditEvent
-from sava.security.cluster_secret import ClusterSecret
 from sava.security.permissions import Authorizer
 from sava.security.principal import Principal
 from sava.security.quotas import Quota, Quotas
@@ -150,11 +148,6 @@ def registration(
 
 
 # -- who may do what ---------------------------------------------------------------------------
-
-
-def cluster_secret_of(config: Config) -> ClusterSecret:
-    given = config.auth.cluster_secret_file
-    return ClusterSecret(given or config.meta_store.data_dir / cluster_secret.FILE)
 
 
 def token_verifier(config: Config) -> TokenVerifier | None:
@@ -244,10 +237,19 @@ class BrokerParts:
     opened with, in the reverse of the order in which ``open`` adds them."""
 
     def __init__(
-        self, config: Config, node: RaftNode, metrics: BrokerMetrics, supervisor: Supervisor, stops: Stops
+        self,
+        config: Config,
+        node: RaftNode,
+        dialer: Dialer,
+        metrics: BrokerMetrics,
+        supervisor: Supervisor,
+        stops: Stops,
     ) -> None:
+        """``dialer`` opens connections to the Raft ports of others; it has this broker's credentials."""
         self.config = config
         self.node = node
+        self._dialer = dialer
+        self.secret = dialer.credentials.secret
         self.supervisor = supervisor
         self.broker = node.info().node
         self.store = RaftStore(node)
@@ -309,7 +311,7 @@ class BrokerParts:
             cluster=LedgerCluster(
                 records=self.journals,
                 live_brokers=self.live_brokers,
-                dialer=Dialer(tls.client_context(self.config.auth), lambda: self.node.info().cluster),
+                dialer=self._dialer,
                 brokers=self._members,
             ),
             options=mirror_options(self.config.journal),
@@ -323,7 +325,7 @@ class BrokerParts:
     def _make_guard(self) -> None:
         self.security = SecurityPolicies(self.store)
         self.security.load()
-        identity = BrokerIdentity(self.broker, cluster_secret_of(self.config))
+        identity = BrokerIdentity(self.broker, self.secret)
         self.guard = Guard(identity, rules(self.config, self.security), self.audit)
         self.security.listen(self._quotas_changed)
         self._quotas_changed()

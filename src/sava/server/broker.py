@@ -27,9 +27,13 @@ from sava.metadata.bootstrap import SeedBootstrap
 from sava.metadata.machine.state_machine import Limits
 from sava.metadata.node import NodeOptions, RaftNode, open_node
 from sava.metadata.replica.replica import ReplicaConfig
+from sava.peer_connection import Dialer
+from sava.peers import tls
 from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import TcpTransport
 from sava.raft.types import CoreConfig
+from sava.security.cluster_secret import FILE, ClusterSecret, SecretUnusable
+from sava.security.handshake import BrokerCredentials
 from sava.server.assembly import HANDOVER_S, BrokerParts, raft_address
 from sava.server.ports import open_admin_port, open_client_port
 from sava.supervisor import Supervisor
@@ -63,6 +67,29 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def raft_credentials(config: Config) -> BrokerCredentials:
+    """Raises SecretUnusable."""
+    auth = config.auth
+    given = auth.cluster_secret_file
+    secret = ClusterSecret(given or config.meta_store.data_dir / FILE)
+    if given is not None or secret.path.exists():
+        secret.load()
+    return BrokerCredentials(
+        secret, is_given=given is not None, rule=tls.broker_rule(auth, config.cluster_name)
+    )
+
+
+def require_secret(config: Config, credentials: BrokerCredentials) -> None:
+    """A broker of a cluster knows the cluster's secret. Raises SecretUnusable."""
+    if credentials.own.cluster and not credentials.secret.is_known:
+        raise SecretUnusable(
+            f"this broker belongs to cluster {credentials.own.cluster}, and its secret is not there: copy "
+            f"{credentials.secret.path.name} from another broker's data directory to "
+            f"{credentials.secret.path} (mode 0600), or give all brokers the same auth.cluster_secret_file "
+            "(`openssl rand -hex 32` makes one)"
+        )
+
+
 class Broker:
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -93,22 +120,26 @@ class Broker:
     async def _start(self) -> None:
         config, host, wanted = self._config, self._config.broker.host, self._config.broker.ports
         metrics = self.metrics
+        dialer = Dialer(raft_credentials(config), tls.client_contexts(config.auth))
         options = NodeOptions(
             address=raft_address(config),
             seeds=config.meta_store.seed_nodes,
             cluster_name=config.cluster_name,
+            node=tls.node_of_certificate(config.auth, config.cluster_name),
             replica=replica_config(config),
         )
-        transport = TcpTransport(config.auth)
+        transport = TcpTransport(dialer)
         self.node = node = await open_node(config.meta_store.data_dir, options, transport, metrics.node)
         self._stops.add("consensus node", node.close)
         logs.set_broker(node.info().node)
         node.failed.add_done_callback(self._node_failed)
         metrics.add(NodeCollector(node), TasksCollector(self.supervisor))
-        raft = RaftListener(node, f"{host}:{wanted.raft}", config.auth)
+        require_secret(config, dialer.credentials)
+        contexts = tls.server_contexts(config.auth)
+        raft = RaftListener(node, f"{host}:{wanted.raft}", dialer.credentials, contexts)
         await raft.start()
         self._stops.add("raft port", raft.stop)
-        self.parts = parts = BrokerParts(config, node, metrics, self.supervisor, self._stops)
+        self.parts = parts = BrokerParts(config, node, dialer, metrics, self.supervisor, self._stops)
         await parts.open()
         self._check_access()
         raft.ledgers = parts.mirrored.session

@@ -14,27 +14,19 @@ from typing import Self, cast
 
 from sava.ledger.endpoint import Generations
 from sava.ledger.host import LedgerHost
-from sava.ledger.protocol import LedgerId, LedgerRecord, StorageId
+from sava.ledger.protocol import Fragment, LedgerId, LedgerRecord, LedgerState, StorageId
 from sava.ledger.recoverer import Recoverer
 from sava.ledger.registry import LedgerRecords, LiveBroker, LiveBrokers
 from sava.ledger.wire import LedgerSession
 from sava.ledger.writer import LedgerCluster, MirrorOptions
-from sava.peer_connection import (
-    GREETING,
-    BadFrame,
-    Dialer,
-    FrameDecoder,
-    OpenLedgers,
-    PeerConnection,
-    Welcome,
-    decode_handshake,
-    encode_handshake,
-)
+from sava.peer_connection import GREETING, BadFrame, Dialer, FrameDecoder, PeerConnection, frame
 from sava.records import RecordBatch
+from sava.security.handshake import BadHandshake, ListenerHandshake, Purpose
 from sava.storage.journal import Journal, JournalOptions
 from sava.supervisor import Supervisor
 from sava.wal import LocalDisk
 from tests.support.memory_store import MemoryStore
+from tests.support.peers import Named, credentials
 from tests.support.waiting import PATIENCE_S, until
 
 SMALL = JournalOptions(file_bytes=16 << 10)
@@ -145,6 +137,7 @@ class _Accepted(asyncio.Protocol):
         self._gate = gate
         self._host = host
         self._reader = FrameDecoder(GREETING)
+        self._handshake = ListenerHandshake(credentials(Named(host.broker)))
         self._session: LedgerSession | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -159,13 +152,18 @@ class _Accepted(asyncio.Protocol):
             return
         try:
             payloads = self._reader.feed(data)
-            if payloads and self._session is None:
-                assert isinstance(decode_handshake(payloads.pop(0)), OpenLedgers)
-                self._transport.write(encode_handshake(Welcome()))
-                self._session = self._host.mirrored.session(self._transport.writelines)
+            while payloads and self._session is None:
+                reply = self._handshake.received(payloads.pop(0), None)
+                if self._handshake.is_over:
+                    assert self._handshake.purpose is Purpose.LEDGERS
+                    reply = self._handshake.welcome()
+                    write = self._transport.writelines
+                    self._session = self._host.mirrored.session(write, self._handshake.node)
+                assert reply is not None
+                self._transport.write(frame(reply))
             if self._session is not None:
                 self._session.receive(payloads)
-        except BadFrame:
+        except (BadFrame, BadHandshake):
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -181,8 +179,8 @@ class _Accepted(asyncio.Protocol):
 class CuttableDialer(Dialer):
     """Connects to no one while its host is cut off."""
 
-    def __init__(self) -> None:
-        super().__init__(None, lambda: "test")
+    def __init__(self, broker: int) -> None:
+        super().__init__(credentials(Named(broker)))
         self.is_cut_off = False
 
     async def dial(self, address: str, connection: PeerConnection) -> None:
@@ -199,7 +197,7 @@ class Host:
         self.broker = broker
         self.path = path
         self.gate = Gate(self)
-        self.dialer = CuttableDialer()
+        self.dialer = CuttableDialer(broker)
         self.failures: list[BaseException] = []
         self.renewals: list[str] = []
         self.journal: Journal
@@ -311,6 +309,13 @@ class Hosts:
 
     def __getitem__(self, index: int) -> Host:
         return self.hosts[index]
+
+    async def claim(self, *ledgers: LedgerId, origin: StorageId, epoch: int = 9) -> None:
+        """As a recovery does it, of ledgers that no host has opened."""
+        whole = Fragment(0, (origin,), 1)
+        for ledger in ledgers:
+            record = LedgerRecord(state=LedgerState.RECOVERING, epoch=epoch, fragments=(whole,), qw=1, qa=1)
+            await self.records.open(ledger, record)
 
     def next_number(self) -> int:
         self._number += 1

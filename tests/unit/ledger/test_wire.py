@@ -73,6 +73,7 @@ async def test_a_disk_is_asked_wherever_it_is(tmp_path: Path) -> None:
     async with Hosts(2, tmp_path) as hosts:
         here, there = hosts[0], hosts[1]
         origin = StorageId("origin")
+        await hosts.claim(JOURNAL, *(LedgerId(1, number) for number in range(3, 40)), origin=origin)
         for host in here, there:
             fence = Fence(JOURNAL, host.storage, 1)
             answer = await here.mirrored.peers.ask(host.storage, fence, origin=origin, timeout=PATIENCE_S)
@@ -92,6 +93,7 @@ async def test_a_disk_that_is_not_reached_is_named_within_the_deadline(tmp_path:
         here, there = hosts[0], hosts[1]
         ask = here.mirrored.peers.ask
         origin, fence = StorageId("origin"), Fence(JOURNAL, there.storage, 1)
+        await hosts.claim(JOURNAL, origin=origin)
         with pytest.raises(PeerUnreachable, match="no registered broker has the disk gone"):
             await ask(StorageId("gone"), Fence(JOURNAL, StorageId("gone"), 1), origin=origin, timeout=5)
         there.gate.is_silent = True
@@ -117,6 +119,7 @@ async def test_a_broker_with_another_disk_says_whose_it_is(tmp_path: Path) -> No
     async with Hosts(2, tmp_path) as hosts:
         here, there = hosts[0], hosts[1]
         former = StorageId("former")
+        await hosts.claim(JOURNAL, origin=StorageId("origin"))
         hosts.town.there[former] = LiveBroker(former, there.broker, there.gate.address)
         answer = await here.mirrored.peers.ask(
             former, Fence(JOURNAL, former, 1), origin=StorageId("origin"), timeout=10

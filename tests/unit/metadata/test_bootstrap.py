@@ -117,9 +117,9 @@ async def test_seeds_form_a_cluster_when_the_last_one_has_started() -> None:
         await asyncio.sleep(0)
     assert not any(host.bound for host in hosts.values()), "two of three are not enough"
     hosts[C].is_up = True
+    last = SeedBootstrap(network(hosts, rng), hosts[C].info, pause_s=0.0).run()
     async with asyncio.timeout(SOON_S):
-        await asyncio.gather(*tasks)
-        await SeedBootstrap(network(hosts, rng), hosts[C].info, pause_s=0.0).run()
+        await asyncio.gather(*tasks, last)
     ids = [host.node for host in hosts.values()]
     assert {host.info().cluster for host in hosts.values()} == {cluster_id_of(ids)}
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sava.config import Auth
 from sava.ledger.protocol import (
     Fence,
     FenceAnswer,
@@ -17,16 +16,18 @@ from sava.ledger.protocol import (
 )
 from sava.ledger.store import Reply
 from sava.ledger.wire import LedgerAnswer, LedgerConnection, LedgerRequest, LedgerSession
-from sava.peer_connection import Dialer
 from sava.peers.raft_listener import RaftListener
 from tests.support.network import free_ports
+from tests.support.peers import dialer
 from tests.support.waiting import PATIENCE_S
 from tests.unit.peers.test_raft_port import (
+    ONE,
     TWO,
     ClosedHandle,
     FakeInbound,
     StallsAtFirst,
     late,
+    listening,
 )
 
 __all__ = ["late"]
@@ -49,10 +50,17 @@ class Disk:
         self.forgotten.set()
 
 
+class Claimed:
+    """Records that show each claim."""
+
+    async def is_claimed(self, ledger: LedgerId, epoch: int, origin: StorageId) -> bool:
+        return True
+
+
 @pytest.fixture
 async def listener() -> AsyncIterator[RaftListener]:
     (port,) = free_ports(1)
-    listener = RaftListener(FakeInbound(TWO, f"127.0.0.1:{port}"), f"127.0.0.1:{port}", Auth())
+    listener = listening(FakeInbound(TWO, f"127.0.0.1:{port}"))
     await listener.start()
     yield listener
     await listener.stop()
@@ -62,13 +70,13 @@ async def connected(
     listener: RaftListener, cluster: str, answers: asyncio.Queue[LedgerAnswer]
 ) -> LedgerConnection:
     connection = LedgerConnection(answers.put_nowait)
-    await connection.open(Dialer(None, lambda: cluster), listener._address)
+    await connection.open(dialer(ONE, cluster), listener._address, TWO)
     return connection
 
 
 async def test_requests_and_answers_go_over_the_raft_port(listener: RaftListener) -> None:
     disk, answers = Disk(), asyncio.Queue[LedgerAnswer]()
-    listener.ledgers = lambda write: LedgerSession(disk, write)
+    listener.ledgers = lambda write, broker: LedgerSession(disk, write, broker, Claimed())
     link = await connected(listener, "c", answers)
     for epoch in range(1, 50):
         link.send(LedgerRequest(epoch, HERE, Fence(JOURNAL, HERE, epoch)))
@@ -81,7 +89,7 @@ async def test_requests_and_answers_go_over_the_raft_port(listener: RaftListener
 
 @pytest.mark.parametrize("cluster", ["other", ""])
 async def test_another_cluster_is_refused(listener: RaftListener, cluster: str) -> None:
-    listener.ledgers = lambda write: LedgerSession(Disk(), write)
+    listener.ledgers = lambda write, broker: LedgerSession(Disk(), write, broker, Claimed())
     with pytest.raises(ConnectionError, match="belongs to cluster c"):
         await connected(listener, cluster, asyncio.Queue())
 
@@ -105,7 +113,7 @@ async def test_a_connection_made_at_its_deadline_is_not_given_to_its_link(late: 
     link = LedgerConnection(lambda _: None)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await link.open(Dialer(None, lambda: "c"), late)
+            await link.open(dialer(), late, TWO)
     assert StallsAtFirst.accepted == 1, "the connection stood"
     assert link.connection._transport is None
     assert not link.connection.is_open

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, cast
 
 import pytest
 
-from sava.config import Auth
 from sava.ledger.wire import LedgerSession, Write
 from sava.metadata.errors import IdentityConflict, Unavailable, Unfinished
 from sava.metadata.peer import (
@@ -18,7 +17,6 @@ from sava.metadata.peer import (
     Envelope,
     Failed,
     LeaderAnswer,
-    NodeInfo,
     PeerMessage,
     ReadIndex,
     encode_envelope,
@@ -26,11 +24,9 @@ from sava.metadata.peer import (
 from sava.peer_connection import (
     GREETING,
     BadFrame,
+    Dialer,
     FrameDecoder,
-    OpenLedgers,
-    OpenRaft,
     PeerConnection,
-    encode_handshake,
     frame,
     is_refused,
 )
@@ -39,26 +35,23 @@ from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import QueueLimits, RaftStream, TcpTransport, is_bulk
 from sava.raft.messages import Append, AppendReply, Heartbeat
 from sava.raft.types import Entry, EntryKind, Membership, NodeId
+from sava.security.handshake import DialerHandshake, ListenerHandshake, Purpose
 from tests.support.network import free_ports
+from tests.support.peers import Named, credentials
 from tests.support.waiting import PATIENCE_S
 
 ONE, TWO = NodeId(1), NodeId(2)
 
 
-class FakeInbound:
+class FakeInbound(Named):
     """An ``Inbound`` that remembers."""
 
     def __init__(self, node: NodeId, address: str, cluster: str = "c") -> None:
-        self.node = node
-        self.address = address
-        self.cluster = cluster
+        super().__init__(node, cluster, address)
         self.received: list[PeerMessage] = []
         self.arrived = asyncio.Condition()
         self.lost: asyncio.Queue[NodeId] = asyncio.Queue()
         self.refusals: list[bool] = []
-
-    def info(self) -> NodeInfo:
-        return NodeInfo(self.node, self.cluster, self.address, (ONE,), "0")
 
     def receive(self, envelopes: Sequence[Envelope]) -> None:
         self.received += [envelope.message for envelope in envelopes]
@@ -79,10 +72,30 @@ class FakeInbound:
     def disconnected(self, peer: NodeId, *, is_refused: bool) -> None:
         self.refusals.append(is_refused)
 
-    async def bind(self, bootstrap: Bootstrap) -> None:
+    async def bind(self, bootstrap: Bootstrap, prepare: Callable[[], Awaitable[None]] | None = None) -> None:
         if self.cluster and bootstrap.cluster != self.cluster:
             raise IdentityConflict(f"belongs to {self.cluster}")
+        if prepare is not None:
+            await prepare()
         self.cluster = bootstrap.cluster
+
+
+def listening(inbound: FakeInbound) -> RaftListener:
+    return RaftListener(cast(Any, inbound), inbound.address, credentials(inbound))
+
+
+async def opened(address: str, purpose: Purpose) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection of node one whose handshake is over."""
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    handshake = DialerHandshake(credentials(Named(ONE)), purpose, address, node=TWO)
+    writer.write(GREETING + frame(handshake.begin()))
+    decoder = FrameDecoder()
+    while True:
+        (payload,) = decoder.feed(await reader.read(1000))
+        said = handshake.received(payload, None)
+        if not isinstance(said, bytes):
+            return reader, writer
+        writer.write(frame(said))
 
 
 def envelope(message: PeerMessage) -> Envelope:
@@ -97,10 +110,10 @@ def append(index: int, size: int = 10) -> Append:
 async def pair() -> AsyncIterator[tuple[TcpTransport, FakeInbound, FakeInbound]]:
     (port,) = free_ports(1)
     target = FakeInbound(TWO, f"127.0.0.1:{port}")
-    server = RaftListener(target, target.address, Auth())
+    server = listening(target)
     await server.start()
     sender = FakeInbound(ONE, "127.0.0.1:1")
-    transport = TcpTransport(Auth())
+    transport = TcpTransport(Dialer(credentials()))
     transport.attach(sender)
     yield transport, sender, target
     await transport.close()
@@ -193,7 +206,7 @@ async def test_an_unreachable_peer_is_told_and_nothing_is_kept(
     assert transport.dropped()["unreachable"] >= 1
 
     late = FakeInbound(TWO, address)
-    server = RaftListener(late, address, Auth())
+    server = listening(late)
     await server.start()
     async with asyncio.timeout(PATIENCE_S):
         while not late.received:
@@ -280,19 +293,20 @@ async def test_an_address_that_cannot_be_one_is_not_tried_without_a_pause() -> N
 async def test_a_stranger_on_the_raft_port_is_dropped_and_counted() -> None:
     (port,) = free_ports(1)
     node = FakeInbound(TWO, f"127.0.0.1:{port}")
-    listener = RaftListener(node, node.address, Auth())
+    listener = listening(node)
     await listener.start()
     try:
-        for garbage in (
-            b"GET / HTTP/1.1\r\n\r\n",
-            GREETING + b"\xff" * 64,
-            GREETING + frame(b"\x00 no opening"),
-            GREETING
-            + encode_handshake(OpenRaft("c"))
-            + frame(encode_envelope(envelope(append(1))))[:-1]
-            + b"?",
+        damaged = frame(encode_envelope(envelope(append(1))))[:-1] + b"?"
+        for garbage, purpose in (
+            (b"GET / HTTP/1.1\r\n\r\n", None),
+            (GREETING + b"\xff" * 64, None),
+            (GREETING + frame(b"\x00 no opening"), None),
+            (damaged, Purpose.RAFT),
         ):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            if purpose is None:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            else:
+                reader, writer = await opened(node.address, purpose)
             writer.write(garbage)
             async with asyncio.timeout(PATIENCE_S):
                 while await reader.read(100):
@@ -326,7 +340,7 @@ async def test_a_listener_stops_although_peers_keep_connecting() -> None:
     (port,) = free_ports(1)
     node = FakeInbound(TWO, f"127.0.0.1:{port}")
     for _ in range(20):
-        listener = RaftListener(node, node.address, Auth())
+        listener = listening(node)
         await listener.start()
         peers = [asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
         connecting = asyncio.gather(*peers, return_exceptions=True)
@@ -376,7 +390,7 @@ async def test_a_connection_made_at_its_deadline_leaves_nothing_behind(late: str
     stream        had the transport: the next message raised RuntimeError through the node's pump, which ends
                 the broker; and its close waited for connection_lost, until the process was killed
     """
-    sender, transport = FakeInbound(ONE, "127.0.0.1:1"), TcpTransport(Auth())
+    sender, transport = FakeInbound(ONE, "127.0.0.1:1"), TcpTransport(Dialer(credentials()))
     transport.attach(sender)
     transport.send(late, [envelope(append(1))])
     async with asyncio.timeout(PATIENCE_S):
@@ -393,7 +407,7 @@ async def test_a_connection_made_at_its_deadline_leaves_nothing_behind(late: str
 
 async def test_a_question_at_its_deadline_has_its_answer_once_connected(late: str) -> None:
     """As above for one question: whoever asked waited for connection_lost, without an end."""
-    transport = TcpTransport(Auth())
+    transport = TcpTransport(Dialer(credentials()))
     transport.attach(FakeInbound(ONE, "127.0.0.1:1"))
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(Unavailable, match="did not answer within"):
@@ -407,12 +421,17 @@ async def test_an_unanswered_order_to_bind_is_not_called_undone() -> None:
     Unavailable, which says that nothing has happened."""
 
     async def take_and_hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
+        handshake = ListenerHandshake(credentials(Named(TWO, "")))
+        decoder = FrameDecoder(GREETING)
+        while not handshake.is_over:
+            for payload in decoder.feed(await reader.read(1000)):
+                if (reply := handshake.received(payload, None)) is not None:
+                    writer.write(frame(reply))
         writer.transport.abort()
 
     server = await asyncio.start_server(take_and_hang_up, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    transport = TcpTransport(Auth())
+    transport = TcpTransport(Dialer(credentials()))
     transport.attach(FakeInbound(ONE, "127.0.0.1:1"))
     with pytest.raises(Unfinished, match="may have bound itself"):
         await transport.bootstrap(address, Bootstrap("c", Membership()), timeout=PATIENCE_S)
@@ -533,15 +552,20 @@ async def test_an_answer_to_a_closed_handle_ends_its_connection_and_nothing_else
 
     session = Asked()
 
-    def begin(write: Write) -> Any:
+    def begin(write: Write, _: NodeId) -> Any:
         writes.append(write)
         return session
 
-    listener = RaftListener(FakeInbound(TWO, "127.0.0.1:1"), "127.0.0.1:1", Auth())
+    listener = listening(FakeInbound(TWO, "127.0.0.1:1"))
     listener.ledgers = begin
     connection, handle = listener._accept(), ClosedHandle()
     connection.connection_made(handle)
-    connection.data_received(GREETING + encode_handshake(OpenLedgers("c")))
+    handshake = DialerHandshake(credentials(Named(ONE)), Purpose.LEDGERS, "127.0.0.1:1")
+    connection.data_received(GREETING + frame(handshake.begin()))
+    (challenge,) = FrameDecoder().feed(b"".join(handle.written))
+    proof = handshake.received(challenge, None)
+    assert isinstance(proof, bytes)
+    connection.data_received(frame(proof))
     handle.is_dead = True
     writes[0]((b"durable", b""))
     async with asyncio.timeout(3.0):
@@ -554,16 +578,21 @@ async def test_unfinished_frames_end_with_their_own_connection() -> None:
     the listener stops."""
     (port,) = free_ports(1)
     node = FakeInbound(TWO, f"127.0.0.1:{port}")
-    listener = RaftListener(node, node.address, Auth())
+    listener = listening(node)
     await listener.start()
-    whole = GREETING + encode_handshake(OpenRaft("c")) + frame(encode_envelope(envelope(append(7))))
-    transport = TcpTransport(Auth())
+    hello = DialerHandshake(credentials(Named(ONE)), Purpose.RAFT, node.address).begin()
+    whole = frame(encode_envelope(envelope(append(7))))
+    transport = TcpTransport(Dialer(credentials()))
     transport.attach(FakeInbound(ONE, "127.0.0.1:1"))
     stays = []
     try:
-        for cut in range(len(whole)):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(whole[:cut])
+        for cut in range(1, 2 * len(whole), 7):
+            if cut < len(whole):
+                _, writer = await opened(node.address, Purpose.RAFT)
+                writer.write(whole[:cut])
+            else:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write((GREETING + frame(hello))[: cut - len(whole)])
             if cut % 2:
                 writer.close()
             else:
@@ -579,15 +608,19 @@ async def test_unfinished_frames_end_with_their_own_connection() -> None:
             writer.close()
 
 
-@pytest.mark.parametrize("opening", [OpenRaft("c"), OpenLedgers("c"), None])
+@pytest.mark.parametrize("purpose", [Purpose.RAFT, Purpose.LEDGERS, None])
 async def test_a_frame_that_is_whole_and_means_nothing_ends_its_connection_only(
-    opening: OpenRaft | OpenLedgers | None,
+    purpose: Purpose | None,
 ) -> None:
     """Among them arrays in arrays, deeper than the decoder goes: that is another error than a malformed
     message."""
     (port,) = free_ports(1)
     node = FakeInbound(TWO, f"127.0.0.1:{port}")
-    listener = RaftListener(node, node.address, Auth())
+    listener = listening(node)
+
+    class NoClaims:
+        async def is_claimed(self, *_: object) -> bool:
+            raise AssertionError("nothing of it is a fence")
 
     class NoDisk:
         def receive(self, *_: object) -> None:
@@ -596,9 +629,9 @@ async def test_a_frame_that_is_whole_and_means_nothing_ends_its_connection_only(
         def forget_owner(self, _: object) -> None:
             """Nothing was told to it."""
 
-    listener.ledgers = lambda write: LedgerSession(NoDisk(), write)
+    listener.ledgers = lambda write, broker: LedgerSession(NoDisk(), write, broker, NoClaims())
     await listener.start()
-    transport = TcpTransport(Auth())
+    transport = TcpTransport(Dialer(credentials()))
     transport.attach(FakeInbound(ONE, "127.0.0.1:1"))
     deep = b"\x91" * 100_000
     # Whole messages with one field more than this version knows, which a decoder skips.
@@ -610,8 +643,12 @@ async def test_a_frame_that_is_whole_and_means_nothing_ends_its_connection_only(
     ]
     try:
         for each in garbage:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(GREETING + (encode_handshake(opening) if opening else b"") + frame(each))
+            if purpose is None:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(GREETING)
+            else:
+                reader, writer = await opened(node.address, purpose)
+            writer.write(frame(each))
             writer.write_eof()
             async with asyncio.timeout(PATIENCE_S):
                 await reader.read()

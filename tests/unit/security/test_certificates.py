@@ -8,8 +8,8 @@ import pytest
 
 from sava.security.certificates import (
     Certificate,
+    CertificateIdentity,
     CertificateUnreadable,
-    Identity,
     brokers_of,
     parse_identity,
     principal_of,
@@ -64,9 +64,9 @@ def test_an_identity_of_another_cluster_is_none_here(authority: Authority) -> No
 @pytest.mark.parametrize(
     ("uri", "expected"),
     [
-        ("sava://c/broker/1", Identity("c", "broker", "1")),
-        ("sava://c/user/with%20space", Identity("c", "user", "with space")),
-        ("sava://c%20d/user/x", Identity("c d", "user", "x")),
+        ("sava://c/broker/1", CertificateIdentity("c", "broker", "1")),
+        ("sava://c/user/with%20space", CertificateIdentity("c", "user", "with space")),
+        ("sava://c%20d/user/x", CertificateIdentity("c d", "user", "x")),
         ("sava://c/anonymous/anonymous", None),
         ("sava://c/user/", None),
         ("sava://c/user/a/b", None),
@@ -79,7 +79,7 @@ def test_an_identity_of_another_cluster_is_none_here(authority: Authority) -> No
         ("", None),
     ],
 )
-def test_which_uris_are_identities(uri: str, expected: Identity | None) -> None:
+def test_which_uris_are_identities(uri: str, expected: CertificateIdentity | None) -> None:
     assert parse_identity(uri) == expected
 
 

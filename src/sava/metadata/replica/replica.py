@@ -163,10 +163,14 @@ class Replica:
 
     def address_of(self, node: NodeId) -> str | None:
         """Where to send what is addressed to ``node``: by the newest membership, or as it said itself."""
+        return self.member_address(node) or self._guard.address_of(node)
+
+    def member_address(self, node: NodeId) -> str | None:
+        """By the newest membership, or by that of the founders."""
         known = self.core.membership.address(node) if self.core is not None else None
         if known is None and self._bootstrap is not None:
             known = self._bootstrap.membership.address(node)
-        return known or self._guard.address_of(node)
+        return known
 
     def status(self) -> ReplicaStatus:
         core = self.core.status() if self.core is not None else None
@@ -299,8 +303,7 @@ class Replica:
     def bootstrap(self, bootstrap: Bootstrap, done: Callable[[BaseException | None], None]) -> None:
         """Bind a pristine node to a cluster, durably. The same again: done(None). Another one:
         done(IdentityConflict)."""
-        bound = self._binding[0] if self._binding is not None else self._bootstrap
-        error = _contradiction(self._node, bound, bootstrap)
+        error = self._contradiction(bootstrap)
         if error is not None or self._bootstrap is not None:
             self._later.append(partial(done, error))
         elif self._binding is not None:
@@ -308,6 +311,16 @@ class Replica:
         else:
             self._binding = bootstrap, [done]
             self._persister.queue.append(Task(partial(_write_bootstrap, bootstrap), self._bound))
+
+    def check_bootstrap(self, bootstrap: Bootstrap) -> None:
+        """Raises IdentityConflict if ``bootstrap`` would be refused."""
+        error = self._contradiction(bootstrap)
+        if error is not None:
+            raise error
+
+    def _contradiction(self, bootstrap: Bootstrap) -> IdentityConflict | None:
+        bound = self._binding[0] if self._binding is not None else self._bootstrap
+        return _contradiction(self._node, bound, bootstrap)
 
     def _bound(self, error: BaseException | None) -> None:
         assert self._binding is not None
