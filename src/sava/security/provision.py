@@ -15,6 +15,7 @@ Every file is its owner's alone (0600), in a directory of its owner's alone (070
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -30,10 +31,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from sava.errors import CallerError
 from sava.security.certificates import SCHEME
+from sava.security.credentials import token_in
 from sava.security.principal import BROKER, USER, Principal
 from sava.security.tokens import (
     KeysInvalid,
     create_token,
+    identify_unverified,
     new_key_pair,
     new_secret,
     read_key_file,
@@ -189,10 +192,6 @@ class Provision:
     def ca_file(self) -> Path:
         return self.directory / "ca.pem"
 
-    @property
-    def is_there(self) -> bool:
-        return (self.directory / "token.key").exists()
-
     def write(self) -> None:
         """Raises SecretExists, before anything is written if anything is there; OSError."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -214,6 +213,15 @@ class Provision:
             if self.has_authority:
                 authority.issue(user, user, identities=[identity(self.cluster_name, USER, user)])
         write_private(self.directory / "auth.yml", self.section().encode())
+
+    def renew_tokens(self, within_s: float) -> None:
+        """Make tokens again that have ended, or do soon, or are not there."""
+        for user in (self.admin, *self.users):
+            file = self.token_file(user)
+            if file.exists() and identify_unverified(token_in(file))[1] > time.time() + within_s:
+                continue
+            file.unlink(missing_ok=True)
+            self.write_token(user)
 
     def write_token(self, user: str) -> None:
         """Raises SecretExists, TokenInvalid, KeysInvalid, OSError."""

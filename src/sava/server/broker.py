@@ -12,7 +12,6 @@ normal case.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from typing import Final
 
@@ -32,6 +31,7 @@ from sava.peers import tls
 from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import TcpTransport
 from sava.raft.types import CoreConfig
+from sava.security import is_loopback
 from sava.security.cluster_secret import FILE, ClusterSecret, SecretUnusable
 from sava.security.handshake import BrokerCredentials
 from sava.server.assembly import HANDOVER_S, BrokerParts, raft_address
@@ -58,13 +58,6 @@ def replica_config(config: Config) -> ReplicaConfig:
         tick_ms=meta.heartbeat_interval_ms,
         snapshot_entries=meta.snapshot_threshold,
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def raft_credentials(config: Config) -> BrokerCredentials:
@@ -163,7 +156,7 @@ class Broker:
     def _check_access(self) -> None:
         """Raises ConfigInvalid where no caller could ever be let in."""
         auth, host = self._config.auth, self._config.broker.host
-        if not auth.is_enforced and not _is_loopback(host):
+        if not auth.is_enforced and not is_loopback(host):
             log.warning(
                 "security: EVERY CALLER MAY DO EVERYTHING: this broker listens to the network without "
                 "authentication host=%s; set auth.tokens or auth.tls, or broker.host=127.0.0.1",
