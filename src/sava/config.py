@@ -66,11 +66,6 @@ class BrokerSettings(SettingsSection):
     """What brokers share that fails as one: a rack, a zone. Mirrors of a journal go to other racks if there
     are any."""
     ports: PortSettings = PortSettings()
-    max_connections: Annotated[int, Field(ge=16)] = 20_000
-    """Of the client port, and of the admin port; further ones are closed at once. Keep it below the limit of
-    open files."""
-    max_decompressing_mb: Annotated[int, Field(ge=64)] = 128
-    """Memory for compressed batches while they are checked, in all. Publishers wait for it."""
 
     @property
     def reachable_host(self) -> str:
@@ -125,9 +120,9 @@ class MetaStoreSettings(SettingsSection):
 class PolicySettings(SettingsSection):
     """What holds for topics and namespaces that say nothing else; 0 means no limit."""
 
-    max_producers: Count = 0
-    """Of one topic."""
-    max_subscriptions: Count = 0
+    max_producers: Count = 10_000
+    """Of one topic, that are connected."""
+    max_subscriptions: Count = 10_000
     """Of one topic."""
     max_consumers: Count = 0
     """Of one topic, over all its subscriptions."""
@@ -145,6 +140,21 @@ class PolicySettings(SettingsSection):
     retention_size_mb: Count = 0
     """Size of a topic beyond which its oldest segments are deleted, once all subscriptions have acked
     them."""
+
+
+class LimitSettings(SettingsSection):
+    """What callers together may use of a broker or a namespace. The limits of a topic are in ``policies``."""
+
+    topics_per_namespace: Count = 50_000
+    """Partitions count, too. Beyond it none is created. 0: no limit."""
+    topic_creations_per_second: Count = 200
+    """Of topics that producers and look-ups create by themselves, on each broker; ``topics create`` is not
+    slowed down. Creation waits beyond it, and fails after ten seconds. 0: no limit."""
+    connections: Annotated[int, Field(ge=16)] = 20_000
+    """Of the client port, and of the admin port; further ones are closed at once. Keep it below the limit of
+    open files."""
+    decompressing_mb: Annotated[int, Field(ge=64)] = 128
+    """Memory for compressed batches while they are checked. Publishers wait for it."""
 
 
 class DispatchSettings(SettingsSection):
@@ -388,6 +398,7 @@ class Config(SettingsSection):
     auto_create_topics: bool = True
     """Whether a producer may create its topic."""
     policies: PolicySettings = PolicySettings()
+    limits: LimitSettings = LimitSettings()
     dispatch: DispatchSettings = DispatchSettings()
     storage: StorageSettings = StorageSettings()
     journal: JournalSettings = JournalSettings()

@@ -297,7 +297,7 @@ def bomb(producer: int) -> bytes:
     ).to_bytes()
 
 
-async def test_a_batch_of_a_foreign_producer_is_refused_before_it_is_decompressed(
+async def test_a_foreign_batch_is_refused_before_it_is_decompressed(
     broker: Standalone, channel: aio.Channel
 ) -> None:
     data = bomb(producer_id(1, "somebody") + 1)

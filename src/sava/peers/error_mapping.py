@@ -25,7 +25,7 @@ from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.peer import detail_of, error_from
 from sava.security.permissions import PermissionDenied, Unauthenticated
 from sava.security.quotas import QuotaExceeded
-from sava.topics.errors import NotOwner, OwnedByAnother
+from sava.topics.errors import LimitReached, NotOwner, OwnedByAnother
 
 Trailing = tuple[tuple[str, str | bytes], ...]
 
@@ -141,6 +141,8 @@ def status_of(error: SavaError) -> grpc.StatusCode:
             return grpc.StatusCode.UNAUTHENTICATED
         case OwnedByAnother():
             return grpc.StatusCode.PERMISSION_DENIED
+        case LimitReached():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
         case CallerError():
             return grpc.StatusCode.FAILED_PRECONDITION
         case RetryableError():

@@ -104,6 +104,8 @@ class Forwarder:
         self._leader = leader
         self.forwards: Counter[str] = Counter()
         """Calls that were passed on, by kind: the port, or ``leader``."""
+        self.refusals: Counter[str] = Counter()
+        """Calls that this broker ended with an error of its own, by the error's code."""
         self.calls = 0
         """Calls that came to this broker, on any port."""
 
@@ -419,8 +421,13 @@ class ForwardingServer:
         self._server = server
         self._forwarder = forwarder
         self._port = port
-        self._answer = answer
         self._guard = forwarder.guard
+        self._end = answer
+
+    async def _answer(self, context: Any, error: SavaError) -> NoReturn:
+        if not isinstance(error, Relayed):
+            self._forwarder.refusals[error_mapping.code_of(error)] += 1
+        await self._end(context, error)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
         self._server.add_generic_rpc_handlers(

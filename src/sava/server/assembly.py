@@ -426,6 +426,7 @@ class BrokerParts:
             registrar=self.registrar,
             controller=controller,
             forwards=self.forwarder.forwards,
+            refusals=self.forwarder.refusals,
             writers=self.writers,
             writer_maintenance=self._writer_maintenance,
             suspicion=self.node.suspicion,

@@ -96,7 +96,7 @@ async def open_admin_port(config: Config, parts: BrokerParts) -> aio.Server:
 async def _listen(
     config: Config, port: int, options: tls.Options, add_services: Callable[[aio.Server], None]
 ) -> aio.Server:
-    connections = ("grpc.max_allowed_incoming_connections", config.broker.max_connections)
+    connections = ("grpc.max_allowed_incoming_connections", config.limits.connections)
     server = aio.server(options=(*options, connections))
     add_services(server)
     tls.listen(server, f"{config.broker.host}:{port}", config.auth)

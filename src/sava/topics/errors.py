@@ -88,8 +88,9 @@ class ProducerFenced(CallerError):
 
 
 class LimitReached(RetryableError):
-    """A limit of the namespace or topic; says which and what it is. It can be tried again when there are
-    fewer, or when the limit is raised (``sava topics set-policy``, ``sava namespaces set-policy``)."""
+    """A limit of the cluster, namespace or topic; says which and what it is. It can be tried again when there
+    are fewer, or when the limit is raised (``sava topics set-policy``, ``sava namespaces set-policy``, or the
+    setting that the text names)."""
 
 
 class MessageTooLarge(CallerError):

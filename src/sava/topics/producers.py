@@ -49,7 +49,7 @@ from sava.topics.errors import (
 )
 from sava.topics.names import MAX_NAME_BYTES, InvalidName, TopicName
 from sava.topics.publishing import Publisher
-from sava.topics.rules import Owners, check_room
+from sava.topics.rules import OwnerRules, check_room
 from sava.topics.specs import TopicSpec
 
 IDLE_S: Final = 600.0
@@ -193,7 +193,7 @@ class TopicProducers:
         publisher: Publisher,
         epochs: ProducerEpochs,
         *,
-        owners: Owners = Owners(),  # noqa: B008 (frozen)
+        owners: OwnerRules = OwnerRules(),  # noqa: B008 (frozen)
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``epoch``: under which the topic is served. ``epochs`` knows the number of each producer's open."""

@@ -120,7 +120,7 @@ class DecodeBudget:
             if isinstance(error, TimeoutError):
                 self.refused += 1
                 raise DecodeBusy(
-                    f"the broker decompresses as much as it may (broker.max_decompressing_mb), and a batch "
+                    f"the broker decompresses as much as it may (limits.decompressing_mb), and a batch "
                     f"of {size} bytes did not get its turn within {DECODE_WAIT_S:g} s"
                 ) from None
             raise

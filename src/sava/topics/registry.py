@@ -33,8 +33,10 @@ from sava.metadata.records import (
     unchanged,
 )
 from sava.metadata.store import MetadataStore
+from sava.tasks import Slices
 from sava.topics import specs
 from sava.topics.errors import (
+    LimitReached,
     NamespaceExists,
     NamespaceNotEmpty,
     NamespaceUnknown,
@@ -50,6 +52,7 @@ MAX_PARTITIONS: Final = 1000
 STEP: Final = 400
 """Operations in one transaction, below the store's limit."""
 PAGE: Final = 1000
+RECOUNT_S: Final = 2.0
 
 
 class Located(NamedTuple):
@@ -69,11 +72,55 @@ class Family(NamedTuple):
     unchanged: Compare
 
 
+class NamespaceRoom:
+    """How many topics a namespace may have. Counted on this node, now and then, and what this node creates in
+    between is added: with several brokers that create at the same time the limit is passed by a little."""
+
+    def __init__(self, store: MetadataStore, limit: int) -> None:
+        """``limit``: 0 for none."""
+        self._store = store
+        self._limit = limit
+        self._counts: dict[str, tuple[float, int]] = {}
+        """When topics were counted, and how many there are about."""
+
+    async def take(self, namespace: str, count: int) -> None:
+        """Before ``count`` topics are created. Raises LimitReached."""
+        if not self._limit:
+            return
+        at, found = self._counts.get(namespace, (float("-inf"), 0))
+        if time.monotonic() - at > RECOUNT_S:
+            found = await self._count(namespace)
+            if len(self._counts) >= PAGE:
+                self._counts.clear()
+            at = time.monotonic()
+        if found + count > self._limit:
+            self._counts[namespace] = at, found
+            raise LimitReached(
+                f"namespace {namespace} has {found} topics and partitions; the limit is {self._limit} "
+                "(limits.topics_per_namespace)"
+            )
+        self._counts[namespace] = at, found + count
+
+    async def _count(self, namespace: str) -> int:
+        """In slices: a namespace with all that its topics have may be a hundred thousand records."""
+        slices, local = Slices(), self._store.local
+        found, after, more = 0, "", True
+        while more:
+            page = local.range(specs.namespace_topics_prefix(namespace), limit=PAGE, start_after=after)
+            more = page.more
+            found += sum(specs.topic_of_spec_key(kv.key) is not None for kv in page.kvs)
+            after = page.kvs[-1].key if page.kvs else after
+            await slices.next()
+        return found
+
+
 class Registry:
     """Holds nothing between calls. Reads are this node's view where being a little behind is harmless."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, room: NamespaceRoom | None = None) -> None:
+        """``room``: None: of any number of topics."""
         self._store = store
+        self._room = room or NamespaceRoom(store, 0)
         self._records = RecordStore(store)
 
     # -- reading -----------------------------------------------------------------------------
@@ -177,6 +224,7 @@ class Registry:
         async def create(found: Versioned[TopicSpec]) -> RecordChange[TopicSpec]:
             if found.value is not None:
                 raise self._taken(name, found.value)
+            await self._room.take(name.namespace, 1)
             topic_id = await self._store.allocate_id(specs.TOPIC_IDS)
             spec = TopicSpec(topic_id=topic_id, reliable=reliable, created_ms=_now_ms())
             return RecordChange(spec, conditions=(present(specs.namespace_key(name.namespace)),))
@@ -232,6 +280,7 @@ class Registry:
     ) -> RecordChange[TopicSpec]:
         start = spec.partitions if spec is not None else 0
         end = min(partitions, start + STEP)
+        await self._room.take(head.namespace, end - start + (spec is None))
         first_id = await self._store.allocate_id(specs.TOPIC_IDS, count=end - start + 1)
         now = _now_ms()
         if spec is None:

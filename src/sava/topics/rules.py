@@ -158,10 +158,10 @@ def combine(levels: tuple[NamespacePolicy, ...]) -> EffectiveLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Owners:
+class OwnerRules:
     """Whose subscriptions, names of producers and names of consumers are: those of the principal that made
     them. What an administrator makes ahead is for all who may use the topic, and so is everything that was
-    made while calls needed no permissions. ``docs/design/ownership.md`` gives the reasons."""
+    made while calls needed no permissions. ``docs/design/owners.md`` gives the reasons."""
 
     is_enforced: bool = False
     """Whether calls need permissions. Without, all callers are one."""
@@ -228,8 +228,8 @@ class RateLimiter:
         """When everything that was let through until now is paid for."""
 
     async def acquire(self, count: int, rate: int, what: str) -> None:
-        """``rate`` is a second's, 0 for none. Raises LimitReached, without effect, when it would take too
-        long."""
+        """``count`` of ``what``; ``rate`` is a second's, 0 for none. Raises LimitReached, without effect,
+        when it would take too long."""
         if not rate:
             return
         now = self._clock()
@@ -237,7 +237,7 @@ class RateLimiter:
         start = max(self._free_at, now - 1.0)
         wait = start + min(count, rate) / rate - now
         if wait > MAX_WAIT_S:
-            raise LimitReached(f"{what}: the rate of {rate} messages a second is exhausted")
+            raise LimitReached(f"{what}: the rate of {rate} a second is exhausted")
         self._free_at = start + count / rate
         if wait > 0:
             await asyncio.sleep(wait)

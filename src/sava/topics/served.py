@@ -54,8 +54,8 @@ from sava.topics.maintenance import FAILURES, TopicMaintenance, TopicsOptions
 from sava.topics.names import TopicName, check_name
 from sava.topics.ownership import Deletions, Released, Tenure, topic_key
 from sava.topics.publishing import DecodeBudget
-from sava.topics.registry import Namespaces, Registry, check_kind
-from sava.topics.rules import Owners, SchemaChecks, TopicLimits
+from sava.topics.registry import NamespaceRoom, Namespaces, Registry, check_kind
+from sava.topics.rules import OwnerRules, RateLimiter, SchemaChecks, TopicLimits
 from sava.topics.specs import DEFAULT_NAMESPACES, OwnershipState, TopicSpec
 from sava.topics.subscriptions import FLUSH_S, TopicDependencies
 from sava.topics.topic import HOLD_S, LAST_FLUSH_S, Topic
@@ -93,7 +93,8 @@ class ServedTopics:
     ) -> None:
         """``incarnation``: of this process, as registered; 0 while it is not, and then it takes nothing up.
         ``others``: None if there are no other brokers."""
-        self.registry = Registry(store)
+        self.registry = Registry(store, NamespaceRoom(store, config.limits.topics_per_namespace))
+        self._creations = RateLimiter()
         self.namespaces = Namespaces(store)
         self.limits = TopicLimits(store, config.policies)
         self.broker = broker
@@ -103,8 +104,8 @@ class ServedTopics:
         self._options = options
         self._incarnation = incarnation
         self._others = others
-        self.owners = Owners(config.auth.is_enforced)
-        self.budget = DecodeBudget(config.broker.max_decompressing_mb << 20)
+        self.owners = OwnerRules(config.auth.is_enforced)
+        self.budget = DecodeBudget(config.limits.decompressing_mb << 20)
         self._keeper = CursorKeeper(store, interval_s=options.cursor_interval_s)
         self._parts = TopicDependencies(
             limits=self.limits,
@@ -222,10 +223,19 @@ class ServedTopics:
         TopicMismatch, TopicExists, NamespaceUnknown."""
         await self.ready()
         if self._config.auto_create_topics:
+            if self.registry.get_local(name) is None:
+                await self._slow_down()
             return await self.registry.ensure(name, reliable=reliable)
         spec = await self.registry.need(name)
         check_kind(name, spec, reliable)
         return spec
+
+    async def _slow_down(self) -> None:
+        """Before a topic that its first caller creates. Raises LimitReached."""
+        rate = self._config.limits.topic_creations_per_second
+        await self._creations.acquire(
+            1, rate, "topics that are created when they are first used (limits.topic_creations_per_second)"
+        )
 
     async def follow_subject(self, name: TopicName, subject: str) -> None:
         """The topic takes it for its own if it has none. Raises SchemaRefused if it has another,

@@ -60,7 +60,7 @@ from sava.topics.names import (
 )
 from sava.topics.ownership import Tenure
 from sava.topics.publishing import DecodeBudget
-from sava.topics.rules import Owners, SchemaChecks, TopicLimits, check_room
+from sava.topics.rules import OwnerRules, SchemaChecks, TopicLimits, check_room
 from sava.topics.specs import (
     LATEST,
     MAX_UNACKED_MESSAGES,
@@ -112,7 +112,7 @@ class TopicDependencies:
     """Bytes of one topic that links may keep from retention; None: any number."""
     budget: DecodeBudget | None = None
     """Of compressed batches; None: one for each topic."""
-    owners: Owners = Owners()  # noqa: RUF009 (frozen)
+    owners: OwnerRules = OwnerRules()  # noqa: RUF009 (frozen)
 
 
 def check_names(options: SubscribeOptions) -> None:
@@ -133,7 +133,7 @@ def check_consumer(
     options: SubscribeOptions,
     live: Mapping[str, Subscription] | Mapping[str, NonReliableSubscription],
     limits: TopicLimits,
-    owners: Owners,
+    owners: OwnerRules,
 ) -> None:
     """Raise OwnedByAnother, SubscriptionMismatch or LimitReached if the consumer cannot be attached. One that
     takes its own place always can."""
@@ -561,7 +561,7 @@ def known(topic: TopicName, options: SubscribeOptions, consumer_id: int) -> Know
     )
 
 
-def owned(consumer: KnownConsumer, ids: ConsumerIds, owners: Owners) -> KnownConsumer:
+def owned(consumer: KnownConsumer, ids: ConsumerIds, owners: OwnerRules) -> KnownConsumer:
     """As it is to be remembered: of the principal that came first. Raises OwnedByAnother."""
     older = ids.get(consumer.consumer_id)
     if older is not None and older.owner:

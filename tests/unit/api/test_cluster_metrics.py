@@ -65,6 +65,7 @@ class Story:
                 registrar=cast(Registrar, self.life),
                 controller=cast(Controller, self.counts),
                 forwards=self.forwards,
+                refusals={},
                 writers=cast(Writers, WriterCounts()),
                 writer_maintenance=cast(WriterMaintenance, WriterCounts()),
                 suspicion=self.suspicion,

@@ -47,7 +47,7 @@ async def test_topic_comes_before_namespace_and_that_before_configuration() -> N
         "default",
         lambda _: NamespacePolicy(max_producers_per_topic=10, max_message_size=0, max_publish_rate=7),
     )
-    assert limits.of(ORDERS)[:3] == (10, 0, 2)
+    assert limits.of(ORDERS)[:3] == (10, 10_000, 2)
     await registry.change_policy(ORDERS, lambda _: NamespacePolicy(max_producers_per_topic=0))
     assert limits.of(ORDERS).max_producers_per_topic == 0
     assert limits.of(ORDERS).max_message_size == 0

@@ -56,6 +56,8 @@ class ClusterSources:
     controller: Controller
     forwards: Mapping[str, int]
     """Calls that another broker answered, by kind: the port, or ``leader``."""
+    refusals: Mapping[str, int]
+    """Calls that this broker ended with an error, by its code."""
     writers: Writers
     writer_maintenance: WriterMaintenance
     suspicion: Suspicion
@@ -129,6 +131,13 @@ class ClusterCollector(Collector):
             "Calls forwarded to a topic's owner or to the leader.",
             "kind",
             sorted(self._parts.forwards.items()),
+        )
+        yield counters(
+            "sava_refused_calls",
+            "Calls and streams that this broker ended with an error, by its code; limit_reached names a "
+            "limit, owned_by_another a caller who has taken what is not theirs.",
+            "code",
+            sorted(self._parts.refusals.items()),
         )
 
     def _of_broker(self) -> Iterable[Metric]:
