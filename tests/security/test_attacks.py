@@ -10,8 +10,10 @@ import pytest
 import pytest_asyncio
 
 from sava.client import Client
+from sava.security.cluster_secret import ClusterSecret
+from sava.security.handshake import Purpose, Welcome
 from tests.security.attack import is_healthy, target_of
-from tests.security.attacks import all_attacks
+from tests.security.attacks import all_attacks, broker_port
 from tests.support.brokers import Brokers
 from tests.support.waiting import PATIENCE_S
 
@@ -44,3 +46,17 @@ async def test_the_attack_does_no_harm(name: str, cluster: Brokers) -> None:
     assert tally.accepted + tally.refused > 0, "nothing was tried"
     if attack.expected == "refused" and not attack.is_of_strangers:
         assert tally.accepted == 0, tally.note
+
+
+async def test_who_knows_the_secret_gets_in_by_the_same_handshake(cluster: Brokers) -> None:
+    """So strangers are refused for want of the secret, and not because they speak wrongly."""
+    target = target_of(cluster)
+    known = await broker_port.find_out(target)
+    assert len(known.nodes) == 3
+    secret = ClusterSecret(cluster.brokers[0].data_dir.parent / "cluster_secret")
+    secret.load()
+    stranger = await broker_port.Stranger.connect(target, target.raft[1])
+    try:
+        assert isinstance(await stranger.shake(Purpose.LEDGERS, known, secret=secret), Welcome)
+    finally:
+        stranger.close()

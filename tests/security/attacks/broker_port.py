@@ -4,13 +4,14 @@ changes metadata, reads and fences journals, and takes the place of those who be
 from __future__ import annotations
 
 import asyncio
+import hmac
 import random
 import ssl
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -25,19 +26,33 @@ from sava.peer_connection import GREETING, MAX_FRAME_BYTES, BadFrame, FrameDecod
 from sava.proto import admin_pb2 as pb
 from sava.proto import ledgers_pb2 as ledgers_pb
 from sava.raft.types import Membership, NodeId
+from sava.security.cluster_secret import ClusterSecret
+from sava.security.handshake import (
+    NONCE_BYTES,
+    Bound,
+    Challenge,
+    HandshakeRefused,
+    Hello,
+    Introduction,
+    Order,
+    Proof,
+    Purpose,
+    Welcome,
+    tag_of,
+)
 from tests.security.attacks import CALL_S, Attack, Tally, Target
-
-OPEN_RAFT: Final = 1
-IDENTIFY: Final = 2
-BIND: Final = 3
-OPEN_LEDGERS: Final = 4
-WELCOME: Final = 1
-INTRODUCTION: Final = 2
-BOUND: Final = 3
 
 FORGED_KEY: Final = "/forged-by-stranger"
 GUESSES: Final = 4
 """Incarnations of a journal that a stranger tries."""
+CLAIMED: Final = "127.0.0.1:1"
+
+Trick = Literal["no proof", "random proof", "guessed secret", "silence"]
+TRICKS: Final[tuple[Trick, ...]] = ("no proof", "random proof", "guessed secret", "silence")
+"""How a stranger goes on after the challenge; in silence it sends at once what comes after a handshake."""
+
+_answers: Final = msgspec.msgpack.Decoder(Challenge | Welcome | Introduction | Bound | HandshakeRefused)
+Reply = Challenge | Welcome | Introduction | Bound | HandshakeRefused
 
 
 class Stranger:
@@ -51,16 +66,42 @@ class Stranger:
 
     @classmethod
     async def connect(cls, target: Target, address: str) -> Stranger:
+        """Raises OSError, TimeoutError."""
         host, _, port = address.rpartition(":")
         tls = ssl.create_default_context(cafile=target.ca) if target.ca else None
         async with asyncio.timeout(CALL_S):
             return cls(*await asyncio.open_connection(host, int(port), ssl=tls))
 
-    async def ask(self, *message: object) -> list[Any]:
-        """The answer to the opening of a connection; empty: it was closed, or there was none."""
-        self._writer.write(GREETING + frame(msgspec.msgpack.encode(message)))
+    async def shake(
+        self,
+        purpose: Purpose,
+        known: Known,
+        trick: Trick = "no proof",
+        order: Order | None = None,
+        *,
+        secret: ClusterSecret | None = None,
+    ) -> Reply | None:
+        """The end of the handshake; None: the connection was closed. It comes as the first broker that it
+        knows of. ``secret``: for one who is no stranger."""
+        node = NodeId(known.nodes[0] if known.nodes else 0)
+        hello = Hello(purpose, node, random.randbytes(NONCE_BYTES), tag_of(known.cluster), known.address)
+        self._writer.write(GREETING + frame(msgspec.msgpack.encode(hello)))
+        if trick == "silence":
+            return None
+        challenge = await self.answer()
+        if not isinstance(challenge, Challenge):
+            return challenge
+        proof = Proof({"random proof": random.randbytes(32)}.get(trick, b""), order)
+        if trick == "guessed secret":
+            proof = Proof(hmac.digest(b"sava", DIALER + covered(hello, challenge, order), "sha256"), order)
+        if secret is not None:
+            proof = Proof(secret.mac(DIALER, covered(hello, challenge, order)), order)
+        self.say(msgspec.msgpack.encode(proof))
+        return await self.answer()
+
+    async def answer(self) -> Reply | None:
         payload = await self.heard()
-        return list(msgspec.msgpack.decode(payload)) if payload else []
+        return _answers.decode(payload) if payload else None
 
     def say(self, payload: bytes) -> None:
         self._writer.write(frame(payload))
@@ -87,43 +128,75 @@ class Stranger:
         self._writer.transport.abort()
 
 
-async def asked(target: Target, address: str, *message: object) -> list[Any]:
-    try:
-        stranger = await Stranger.connect(target, address)
-    except (OSError, TimeoutError):
-        return []
-    try:
-        return await stranger.ask(*message)
-    finally:
-        stranger.close()
+DIALER: Final = b"raft port, dialer"
+
+
+def covered(hello: Hello, challenge: Challenge, order: Order | None) -> bytes:
+    """What a proof covers, which the protocol tells everyone."""
+    return msgspec.msgpack.encode(
+        (
+            int(hello.purpose),
+            (hello.node, challenge.node),
+            (hello.nonce, challenge.nonce),
+            (hello.tag, challenge.tag),
+            hello.address,
+            order,
+        )
+    )
 
 
 class Known(msgspec.Struct):
-    """What a stranger finds out, or is told by one who looked."""
+    """What a stranger finds out, or learns from one who looked."""
 
-    cluster: str
-    nodes: tuple[int, ...]
+    cluster: str = ""
+    nodes: tuple[int, ...] = ()
+    address: str = CLAIMED
+    """Of the broker that it claims to be."""
     journals: tuple[tuple[LedgerId, StorageId], ...] = ()
 
 
 async def find_out(target: Target) -> Known:
-    """By asking each broker who it is; as a last resort the attacker was told."""
-    cluster, nodes = "", []
+    """Node ids are in the challenges of all brokers; the cluster's id the attacker has heard of."""
+    cluster, nodes = "unknown", []
     for address in target.raft:
-        answer = await asked(target, address, IDENTIFY)
-        if answer[:1] == [INTRODUCTION]:
-            info = answer[1]
-            cluster = info["cluster"] if isinstance(info, dict) else info[1]
-            nodes.append(info["node"] if isinstance(info, dict) else info[0])
-    if len(nodes) < len(target.raft):
-        nodes = []
-        for address in target.admin:
-            with suppress(SavaError):
-                async with AdminClient(address) as client:
-                    status = await client.status()
-                    cluster = status.cluster_id
-                    nodes.append(status.self_node_id)
-    return Known(cluster or "unknown", tuple(nodes) or (1, 2, 3))
+        with suppress(OSError, TimeoutError):
+            stranger = await Stranger.connect(target, address)
+            hello = Hello(Purpose.IDENTIFY, NodeId(0), random.randbytes(NONCE_BYTES), b"", "")
+            stranger.say_parts((GREETING + frame(msgspec.msgpack.encode(hello)),))
+            challenge = await stranger.answer()
+            if isinstance(challenge, Challenge):
+                nodes.append(int(challenge.node))
+            stranger.close()
+    with suppress(SavaError):
+        async with AdminClient(target.admin[0]) as client:
+            cluster = (await client.status()).cluster_id
+    return Known(cluster, tuple(nodes), address=target.raft[0])
+
+
+async def tried(
+    target: Target,
+    seconds: float,
+    known: Known,
+    purpose: Purpose,
+    attack: Callable[[Stranger], Awaitable[bool]],
+    *,
+    order: Order | None = None,
+) -> Tally:
+    """``attack`` on connections to each broker, by each trick, again and again. It says whether something was
+    done; a handshake that succeeds counts as well."""
+    tally, until = Tally(), time.monotonic() + seconds
+    while time.monotonic() < until:
+        for trick in TRICKS:
+            for address in target.raft:
+                with suppress(OSError, TimeoutError, BadFrame, msgspec.DecodeError):
+                    stranger = await Stranger.connect(target, address)
+                    try:
+                        end = await stranger.shake(purpose, known, trick, order)
+                        is_in = isinstance(end, Welcome | Bound)
+                        tally.count(is_accepted=await attack(stranger) or is_in)
+                    finally:
+                        stranger.close()
+    return tally
 
 
 async def find_journals(target: Target, known: Known) -> Known:
@@ -135,7 +208,7 @@ async def find_journals(target: Target, known: Known) -> Known:
             for ledger in listed.ledgers:
                 name = LedgerId(ledger.broker_id, ledger.incarnation)
                 journals |= {(name, StorageId(member.storage_id)) for member in ledger.members}
-    return Known(known.cluster, known.nodes, tuple(journals))
+    return msgspec.structs.replace(known, journals=tuple(journals))
 
 
 def envelope(known: Known, source: int, target: int, message: PeerMessage) -> bytes:
@@ -147,78 +220,64 @@ def envelope(known: Known, source: int, target: int, message: PeerMessage) -> by
             random.getrandbits(63),
             NodeId(target),
             message,
-            "127.0.0.1:1",
+            CLAIMED,
         )
     )
 
 
 async def forged_envelopes(target: Target, seconds: float) -> Tally:
-    """C1: speak as broker 1 from a later start, so that it is told to stop."""
-    known, tally = await find_out(target), Tally()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        for address in target.raft:
-            with suppress(OSError, TimeoutError):
-                stranger = await Stranger.connect(target, address)
-                answer = await stranger.ask(OPEN_RAFT, known.cluster)
-                for source in known.nodes:
-                    for node in known.nodes:
-                        stranger.say(envelope(known, source, node, Ping()))
-                await stranger.flush()
-                tally.count(is_accepted=answer[:1] == [WELCOME])
-                await asyncio.sleep(0.05)
-                stranger.close()
-    return tally
+    """C1: speak as broker 1 from a later start, so that it must stop."""
+    known = await find_out(target)
+
+    async def attack(stranger: Stranger) -> bool:
+        for source in known.nodes:
+            for node in known.nodes:
+                stranger.say(envelope(known, source, node, Ping()))
+        await stranger.flush()
+        return False
+
+    return await tried(target, seconds, known, Purpose.RAFT, attack)
 
 
 async def forged_changes(target: Target, seconds: float) -> Tally:
     """C2: have the leader write a key."""
-    known, tally = await find_out(target), Tally()
+    known = await find_out(target)
     put = Txn(then=(Put(FORGED_KEY, b"1"),))
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        for address in target.raft:
-            with suppress(OSError, TimeoutError):
-                stranger = await Stranger.connect(target, address)
-                answer = await stranger.ask(OPEN_RAFT, known.cluster)
-                for node in known.nodes:
-                    message = Ask(random.getrandbits(40), Propose(put))
-                    stranger.say(envelope(known, 4711, node, message))
-                    stranger.say(envelope(known, known.nodes[0], node, message))
-                await stranger.flush()
-                await asyncio.sleep(0.05)
-                tally.count(is_accepted=answer[:1] == [WELCOME])
-                stranger.close()
-    with suppress(SavaError):
+
+    async def attack(stranger: Stranger) -> bool:
+        for node in known.nodes:
+            message = Ask(random.getrandbits(40), Propose(put))
+            stranger.say(envelope(known, 4711, node, message))
+            stranger.say(envelope(known, known.nodes[0], node, message))
+        await stranger.flush()
+        return False
+
+    tally = await tried(target, seconds, known, Purpose.RAFT, attack)
+    if not target.token:
         async with AdminClient(target.admin[0]) as client:
             got = await client.ask(pb.GetRequest(key=FORGED_KEY))
+            tally.accepted += got.HasField("kv")
             tally.note = "the key is there" if got.HasField("kv") else "the key is not there"
     return tally
 
 
 async def _about_journals(target: Target, seconds: float, kind: str) -> Tally:
-    known, tally = await find_journals(target, await find_out(target)), Tally()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        for address in target.raft:
-            with suppress(OSError, TimeoutError, BadFrame):
-                stranger = await Stranger.connect(target, address)
-                answer = await stranger.ask(OPEN_LEDGERS, known.cluster)
-                taken = 0
-                for ticket, (ledger, storage) in enumerate(known.journals, 1):
-                    message: Message = Fence(ledger, storage, 1 << 40)
-                    if kind == "read":
-                        message = Read(ledger, storage, 0, 1 << 40, 1 << 16)
-                    stranger.say_parts(wire.encode(wire.LedgerRequest(ticket, storage, message)))
-                await stranger.flush()
-                while payload := await stranger.heard(0.2):
-                    said = wire.decode_answer(payload).message
-                    taken += isinstance(said, FenceAnswer) or (
-                        isinstance(said, ReadAnswer) and bool(said.data)
-                    )
-                tally.count(is_accepted=taken > 0 or answer[:1] == [WELCOME])
-                stranger.close()
-    return tally
+    known = await find_journals(target, await find_out(target))
+
+    async def attack(stranger: Stranger) -> bool:
+        for ticket, (ledger, storage) in enumerate(known.journals, 1):
+            message: Message = Fence(ledger, storage, 1 << 40)
+            if kind == "read":
+                message = Read(ledger, storage, 0, 1 << 40, 1 << 16)
+            stranger.say_parts(wire.encode(wire.LedgerRequest(ticket, storage, message)))
+        await stranger.flush()
+        is_done = False
+        while payload := await stranger.heard(0.1):
+            said = wire.decode_answer(payload).message
+            is_done |= isinstance(said, FenceAnswer) or (isinstance(said, ReadAnswer) and bool(said.data))
+        return is_done
+
+    return await tried(target, seconds, known, Purpose.LEDGERS, attack)
 
 
 async def read_journals(target: Target, seconds: float) -> Tally:
@@ -233,15 +292,13 @@ async def fence_journals(target: Target, seconds: float) -> Tally:
 
 async def foreign_bind(target: Target, seconds: float) -> Tally:
     """M9: bind a broker to a cluster of the stranger's."""
-    tally = Tally()
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        for address in target.raft:
-            order = Bootstrap("stranger", Membership(voters=(NodeId(4711),)))
-            raw = msgspec.msgpack.decode(msgspec.msgpack.encode(order))
-            answer = await asked(target, address, BIND, raw)
-            tally.count(is_accepted=answer[:1] == [BOUND])
-    return tally
+    known = await find_out(target)
+    order = Order(Bootstrap("stranger", Membership(voters=(NodeId(4711),))), "5" * 64)
+
+    async def attack(_: Stranger) -> bool:
+        return False
+
+    return await tried(target, seconds, known, Purpose.BIND, attack, order=order)
 
 
 async def fuzzed_openings(target: Target, seconds: float) -> Tally:
@@ -252,16 +309,16 @@ async def fuzzed_openings(target: Target, seconds: float) -> Tally:
         address = chance.choice(target.raft)
         with suppress(OSError, TimeoutError):
             stranger = await Stranger.connect(target, address)
-            good = bytearray(
-                msgspec.msgpack.encode((chance.randrange(12), chance.choice(["", "x" * 64, 7, None])))
-            )
+            hello = (1, chance.randrange(6), chance.getrandbits(62), chance.randbytes(32), b"", "x:1")
+            proof = (2, chance.randbytes(32), None)
+            good = bytearray(msgspec.msgpack.encode(chance.choice((hello, proof, hello[:4], ()))))
             for _ in range(chance.randrange(4)):
                 good[chance.randrange(len(good))] ^= 1 << chance.randrange(8)
             opening = GREETING + frame(bytes(good) + chance.randbytes(chance.randrange(30)))
             stranger.say_parts((opening[: chance.randrange(1, len(opening) + 1)],))
             await stranger.flush()
             answer = await stranger.heard(0.05)
-            tally.count(is_accepted=answer[:2] == msgspec.msgpack.encode((WELCOME,)))
+            tally.count(is_accepted=bool(answer) and answer[1:2] == b"\x02")  # a Welcome
             stranger.close()
     return tally
 
