@@ -27,9 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecuredCluster]:
-    async with SecuredCluster(
-        2, tmp_path_factory.mktemp("audit"), has_tls=False, logging={"format": "json"}
-    ) as running:
+    async with SecuredCluster(2, tmp_path_factory.mktemp("audit"), logging={"format": "json"}) as running:
         await running.create(TOPIC)
         await running.bind("alice", "producer", topic=TOPIC)
         yield running

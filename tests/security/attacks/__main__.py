@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 
 import msgspec
@@ -17,4 +18,6 @@ async def _main(name: str, seconds: str) -> None:
 
 
 if __name__ == "__main__":
+    # Of each connection that a broker has closed it would say so, many thousand times.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     asyncio.run(_main(*sys.argv[1:]))

@@ -329,11 +329,15 @@ async def unfinished_frames(target: Target, seconds: float) -> Tally:
     head = struct.pack("<II", MAX_FRAME_BYTES, 0)
     for address in target.raft:
         for _ in range(8):
-            with suppress(OSError, TimeoutError):
-                host, _, port = address.rpartition(":")
-                _, writer = await asyncio.open_connection(host, int(port))
-                writers.append(writer)
-                writer.write(GREETING + head)
+            host, _, port = address.rpartition(":")
+            try:
+                async with asyncio.timeout(CALL_S):
+                    _, writer = await asyncio.open_connection(host, int(port))
+            except (OSError, TimeoutError):
+                tally.refused += 1
+                continue
+            writers.append(writer)
+            writer.write(GREETING + head)
     piece, until = bytes(1 << 20), time.monotonic() + seconds
     for _ in range(MAX_FRAME_BYTES // len(piece) - 1):
         for writer in list(writers):
@@ -343,6 +347,7 @@ async def unfinished_frames(target: Target, seconds: float) -> Tally:
                     await writer.drain()
             except (OSError, TimeoutError):
                 writers.remove(writer)
+                writer.transport.abort()
                 tally.count(is_accepted=False)
         if time.monotonic() > until:
             break
