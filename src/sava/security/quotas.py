@@ -47,7 +47,7 @@ MAX_SHOWN: Final = 100
 TIDY: Final = 1000
 """With more principals than this, those that use nothing are forgotten now and then."""
 
-Resource = Literal["topics", "subscriptions"]
+Countable = Literal["topics", "subscriptions"]
 
 
 class QuotaExceeded(RetryableError):
@@ -228,7 +228,7 @@ class Quotas:
 
     # -- numbers of things -------------------------------------------------------------------
 
-    def check(self, principal: Principal, what: Resource, count: int) -> None:
+    def check(self, principal: Principal | str, what: Countable, count: int) -> None:
         """Before one more is created. ``count``: how many are the principal's already, in the cluster. Raises
         QuotaExceeded."""
         quota = self.of(str(principal))
@@ -236,7 +236,7 @@ class Quotas:
         if limit and count >= limit:
             raise self._exceeded(str(principal), f"max_{what}", limit, what)
 
-    def counts(self, what: Resource, principal: Principal) -> bool:
+    def counts(self, what: Countable, principal: Principal | str) -> bool:
         """Whether there is a limit, for which the things have to be counted."""
         quota = self.of(str(principal))
         return bool(quota.max_topics if what == "topics" else quota.max_subscriptions)
@@ -245,7 +245,8 @@ class Quotas:
         self.refused[self._shown(principal, self.refused), quota] += 1
         whose = "its quota" if principal in self._quotas else "the quota of *"
         return QuotaExceeded(
-            f"{principal} has the {limit} {what} that {whose} allows ({quota}); an administrator can raise it"
+            f"{principal} has the {limit} {what} that {whose} allows ({quota}); an administrator raises it "
+            f"with `sava auth quotas set {principal} --{quota.replace('_', '-')} N`"
         )
 
     # -- metrics -----------------------------------------------------------------------------

@@ -352,6 +352,7 @@ class BrokerParts:
             broker=self.broker,
             incarnation=lambda: self.registrar.incarnation,
             others=OtherBrokers(released=self._released, publish=self.forwarder.publish_elsewhere),
+            quotas=self.quotas,
         )
         self.agent = Agent(self.view, store, self.topics, broker=self.broker, registrar=self.registrar)
         self.schemas = SchemaRegistry(store)

@@ -499,7 +499,7 @@ async def test_progress_beyond_the_end_is_refused(fleet: Fleet) -> None:
 # -- quotas ------------------------------------------------------------------------------------
 
 
-async def test_streams_beyond_the_quota_are_refused_by_the_broker_that_serves_the_topic(fleet: Fleet) -> None:
+async def test_streams_beyond_the_quota_are_refused_where_the_topic_is_served(fleet: Fleet) -> None:
     fleet.quotas[1].set([Quota(EVERY, max_streams=1)])
     async with Client(f"http://{fleet.address(2)}", timeout=PATIENCE_S) as client:
         async with client.producer(TEXT, timeout=2) as producer:
@@ -543,7 +543,7 @@ async def test_a_quota_of_bytes_makes_deliveries_wait(fleet: Fleet) -> None:
         assert time.monotonic() - began >= 1.5
 
 
-async def test_a_danube_client_that_publishes_too_much_waits_and_is_refused_in_the_end(fleet: Fleet) -> None:
+async def test_a_danube_client_waits_for_its_rate_and_is_refused_in_the_end(fleet: Fleet) -> None:
     one = fleet.danube(1)
     producer = await one.create()
     fleet.quotas[1].set([Quota(EVERY, publish_bytes_per_second=1000)])

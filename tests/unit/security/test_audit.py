@@ -197,7 +197,7 @@ async def test_kinds_of_denials_are_bounded() -> None:
     await cancelled(running)
 
 
-async def test_a_topic_that_fails_keeps_nobody_waiting_and_the_loss_is_said_once_a_minute(
+async def test_no_call_waits_for_a_topic_that_fails_and_the_loss_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock, topic = Clock(), Topic()
@@ -229,7 +229,7 @@ async def test_a_topic_that_fails_keeps_nobody_waiting_and_the_loss_is_said_once
     await cancelled(running)
 
 
-async def test_what_brokers_do_for_themselves_is_not_recorded_and_what_they_are_refused_is(
+async def test_of_what_brokers_do_themselves_only_refusals_are_recorded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     book = Audit("all", broker="7")

@@ -97,9 +97,7 @@ async def test_all_streams_of_a_principal_share_its_rate(clock: Clock, slept: li
     assert each.waited_s == {(EVERY, "consume_bytes_per_second"): pytest.approx(2)}
 
 
-async def test_a_single_call_waits_a_while_and_is_refused_without_effect_beyond_it(
-    clock: Clock, slept: list[float]
-) -> None:
+async def test_a_single_call_waits_a_while_and_is_refused_beyond_it(clock: Clock, slept: list[float]) -> None:
     each = Quotas(clock=clock)
     each.set([Quota("user:alice", publish_bytes_per_second=1000)])
     await each.published_by_call(ALICE, 1000 + 11_000)
@@ -216,7 +214,7 @@ def test_principals_without_streams_are_forgotten(clock: Clock) -> None:
     assert each.usage(in_debt) is usage
 
 
-def test_metrics_name_only_principals_with_a_quota_of_their_own_and_not_too_many() -> None:
+def test_metrics_name_principals_with_a_quota_of_their_own() -> None:
     each = Quotas()
     own = [Quota(f"user:u{number}", max_streams=1) for number in range(2 * quotas.MAX_SHOWN)]
     each.set([Quota(EVERY, max_streams=1), *own])
