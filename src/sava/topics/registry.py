@@ -125,7 +125,7 @@ class PrincipalRoom:
         self._quotas = quotas
 
     async def check(self, what: Countable, owner: str) -> None:
-        """Before one is created that will be the principal's; ``owner`` empty: nobody's. Raises
+        """Before one is created that will be the principal's; ``owner`` empty: no principal's. Raises
         QuotaExceeded."""
         if owner and self._quotas.counts(what, owner):
             self._quotas.check(owner, what, await self._count(what, owner))

@@ -143,7 +143,7 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The topic is gone for all clients; what it had is being removed. Of a partition its partitioned topic's
     record says so. The name is free again when the record is gone."""
     owner: str = ""
-    """The principal whose quota counts it; empty: nobody's, as what administrators create."""
+    """The principal whose quota counts it; empty: of none, as what administrators create."""
 
 
 class NamespacePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
