@@ -1,4 +1,4 @@
-"""What needs a broker with settings of its own: TLS, segments, limits."""
+"""What needs a broker with settings of its own: segments, limits. For TLS and tokens see tests/security."""
 
 from __future__ import annotations
 
@@ -9,32 +9,12 @@ from grpc import StatusCode
 
 from sava.proto import danube_api_pb2 as pb
 from tests.compat import raw
-from tests.compat.programs import run
 from tests.compat.raw import Producer, open_stream, refused, subscribe
 from tests.compat.stubs import Stubs
 from tests.support.brokers import Standalone
-from tests.support.certificates import make_certificates
 from tests.support.waiting import PATIENCE_S
 
 TOPIC = "/default/topic"
-
-
-async def test_a_client_with_certificate_and_token(tmp_path: Path) -> None:
-    auth = make_certificates(tmp_path / "certificates")
-    assert auth.tls is not None
-    with Standalone(tmp_path, auth) as broker:
-        broker.ready()
-        result = await run(
-            "secure",
-            "hello",
-            broker.url,
-            topic=TOPIC,
-            ca=str(auth.tls.ca_file),
-            cert=str(auth.tls.cert_file),
-            key=str(auth.tls.key_file),
-        )
-    assert result == {"payload": "hello", "broker": broker.url, "several_tokens": True}
-    assert broker.url.startswith("https://")
 
 
 async def test_the_first_segment_is_listed_and_none_is_passed_over(tmp_path: Path) -> None:

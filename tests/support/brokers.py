@@ -21,6 +21,7 @@ started, and a linearizable read returns as soon as there is a leader that can a
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -587,6 +588,7 @@ class Standalone:
         if auth.tls is not None:
             for name in ("cert_file", "key_file", "ca_file"):
                 self.set(**{f"SAVA__AUTH__TLS__{name.upper()}": str(getattr(auth.tls, name))})
+            self.set(SAVA__AUTH__SUPER_ADMINS=json.dumps(auth.super_admins))
         self._arguments = [
             *("--standalone", "--data-dir", str(directory / "data"), "--host", "127.0.0.1"),
             *("--port", str(client), "--admin-port", str(admin_port)),

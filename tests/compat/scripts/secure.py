@@ -1,4 +1,4 @@
-"""A client with a certificate and a token, which it sends with every request."""
+"""A client with a token, over the server's TLS, which shows no certificate unless it is given one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from typing import Any
 
 from common import main, producer, receiver
 from danube import DanubeClient, DanubeClientBuilder
+from grpc import aio
 
 
-async def hello(client: DanubeClient, topic: str, ca: str, cert: str, key: str) -> Any:
-    tokens: list[str] = []
+async def hello(client: DanubeClient, topic: str, ca: str, tokens: list[str]) -> Any:
+    """It sends a message and receives it; with each request it shows the next of the tokens."""
+    shown = 0
 
     def supply() -> str:
-        tokens.append(f"token-{len(tokens)}")
-        return tokens[-1]
+        nonlocal shown
+        shown += 1
+        return tokens[shown % len(tokens)]
 
-    builder = DanubeClientBuilder().service_url(client.uri).with_mtls(ca, cert, key)
+    builder = DanubeClientBuilder().service_url(client.uri).with_tls(ca)
     secure = await builder.with_token_supplier(supply).build()
     sender = await producer(secure, topic)
     taker = await receiver(secure, topic)
@@ -25,9 +28,23 @@ async def hello(client: DanubeClient, topic: str, ca: str, cert: str, key: str) 
     return {
         "payload": message.payload.decode(),
         "broker": message.msg_id.broker_addr,
-        "several_tokens": len(tokens) > 3,
+        "several_tokens": shown > 3,
     }
 
 
+async def refused(client: DanubeClient, topic: str, ca: str, token: str) -> Any:
+    """How a producer is refused, and then how a consumer is."""
+    builder = DanubeClientBuilder().service_url(client.uri).with_tls(ca)
+    secure = await (builder.with_token(token) if token else builder).build()
+    found = []
+    for make in (producer, receiver):
+        try:
+            await make(secure, topic)
+            found.append("OK")
+        except aio.AioRpcError as error:
+            found.append(error.code().name)
+    return found
+
+
 if __name__ == "__main__":
-    main(hello)
+    main(hello, refused)
