@@ -58,6 +58,7 @@ def broker(
     given = _given(data_dir, storage_url, host, ports)
     loaded = settings.load(config, overlay=given, underlay=_segments_below(data_dir))
     logs.set_up(form=loaded.logging.format, level=loaded.logging.level)
+    loaded.keep_secret()
     for note in loaded.notes:
         log.warning("configuration: %s", note)
     if "pyarrow" not in sys.modules:  # a process of its own, and not a test
