@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.broker_catalogue import BROKER_MUTANTS
 from tests.mutants.catalogue import MUTANTS as RAFT_MUTANTS
+from tests.mutants.limits_catalogue import LIMITS_MUTANTS
 from tests.mutants.mirror_catalogue import MIRROR_MUTANTS
 from tests.mutants.outcome_catalogue import OUTCOME_MUTANTS
 from tests.mutants.ownership_catalogue import OWNERSHIP_MUTANTS
@@ -18,4 +19,5 @@ MUTANTS = (
     *OUTCOME_MUTANTS,
     *OWNERSHIP_MUTANTS,
     *SUSPICION_MUTANTS,
+    *LIMITS_MUTANTS,
 )

@@ -19,7 +19,7 @@ from sava.api.http import written
 from sava.api.metrics.topics import TopicsCollector
 from sava.metadata.commands import Operation, Put
 from sava.storage import keys
-from sava.storage.types import ProducerState, Segment, TopicKey, TopicState
+from sava.storage.types import EpochTable, ProducerState, Segment, TopicKey, TopicState
 from sava.topics import specs
 from sava.topics.specs import CursorRecord, SubscriptionSpec, SubscriptionType
 from tests.support.memory_store import MemoryStore
@@ -108,7 +108,7 @@ async def large_topic(world: World) -> None:
     operations: list[Operation] = []
     for number in range(SUBSCRIPTIONS):
         name = f"subscription-{number}"
-        spec = SubscriptionSpec(type=SubscriptionType(number % 4))
+        spec = SubscriptionSpec(type=SubscriptionType(number % 4), owner=f"user:{number % 7}")
         acked = tuple(bound for start in range(10) for bound in (200 + 10 * start, 205 + 10 * start))
         operations.append(Put(specs.subscription_key(ORDERS, name), specs.encode(spec)))
         operations.append(
@@ -139,6 +139,11 @@ async def large_topic(world: World) -> None:
         sealed=False,
         is_clean=True,
         producers=tuple(ProducerState(number + 1, 10, number, number + 1) for number in range(PRODUCERS)),
+        epochs=EpochTable(
+            PRODUCERS,
+            known=tuple((number + 1, number + 1) for number in range(PRODUCERS)),
+            owners=(("user:alice", tuple(range(1, PRODUCERS + 1))),),
+        ),
     )
     operations.append(Put(key, msgspec.json.encode(state)))
     await write(world, operations)

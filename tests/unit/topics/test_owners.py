@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from sava.config import Auth, Config, TokenIssuerSettings
+from sava.config import Config
 from sava.records import Message
-from sava.security.principal import ANONYMOUS, Principal, current, is_admin
+from sava.security.principal import ANONYMOUS
 from sava.storage.producers import MAX_OWNED, EpochRequest, grant
 from sava.storage.types import EpochTable
 from sava.topics.errors import OwnedByAnother, ProducerFenced
@@ -18,20 +17,10 @@ from sava.topics.producers import producer_id
 from sava.topics.served import ServedTopics
 from sava.topics.specs import EARLIEST, AtOffset, FailurePolicy, SubscriptionType
 from sava.topics.topic import SubscribeOptions, Topic
+from tests.support.principals import ALICE, MALLORY, OPERATOR, acting, enforcing
 from tests.support.topics import ORDERS, World
 
-ALICE, MALLORY, OPERATOR = Principal("user", "alice"), Principal("user", "mallory"), Principal("user", "op")
 PLAIN = Config()
-
-
-@contextmanager
-def acting(principal: Principal, *, admin: bool = False) -> Iterator[None]:
-    tokens = current.set(principal), is_admin.set(admin)
-    try:
-        yield
-    finally:
-        current.reset(tokens[0])
-        is_admin.reset(tokens[1])
 
 
 @pytest.fixture
@@ -41,7 +30,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Config:
-    return Config(auth=Auth(tokens=(TokenIssuerSettings(secret_file=tmp_path / "secret"),)))
+    return enforcing(tmp_path)
 
 
 @pytest.fixture
