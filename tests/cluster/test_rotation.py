@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from sava.api.admin_client import own_credentials
 from sava.client import Client, Tls
 from sava.config import Auth
 from sava.peer_connection import Dialer
-from sava.peers import tls
 from sava.security.cluster_secret import ClusterSecret
 from sava.security.handshake import BrokerCredentials
 from tests.support.brokers import BrokerProcess, Brokers
@@ -155,8 +155,9 @@ def have_said(cluster: Brokers, what: str, times: int) -> bool:
 
 async def shown_by(broker: BrokerProcess, auth: Auth) -> bytes:
     """The certificate of the client port."""
-    context = tls.tool_context(auth)
-    assert context is not None
+    shown = own_credentials(auth).tls
+    assert shown is not None
+    context = shown.context()
     context.set_alpn_protocols(["h2"])
     port = int(broker.client_url.rpartition(":")[2])
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
