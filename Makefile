@@ -8,7 +8,7 @@ READY := .venv/.ready
 SEEDS ?= 2000
 JOBS ?= 4
 
-.PHONY: help setup lock sbom test test-long chaos torture soak test-spark lint sim mutants bench kafka nats demo docs house screenshots proto clean
+.PHONY: help setup lock sbom test test-long chaos torture soak attack test-spark lint sim mutants bench kafka nats demo docs house screenshots proto clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ torture: $(READY)
 ## make soak     steady load for MINUTES=60: memory, descriptors, threads, disk and metadata of brokers stay flat
 soak: $(READY)
 	$(BIN)/python -m tests.torture.soak --minutes $(or $(MINUTES),60) $(ARGS)
+
+## make attack   three brokers attacked from outside while a client publishes: MINUTES=2 ARGS='--only raft'
+attack: $(READY)
+	$(BIN)/python -m tests.security.attack --minutes $(or $(MINUTES),2) $(ARGS)
 
 ## make test-spark  all tests with Spark, the long ones too: executors and drivers killed, a standalone cluster, Connect
 test-spark: $(READY)

@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from itertools import chain, cycle, islice
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from bench.samples import closed_loop
 from bench.workers import BATCH, Pace, payloads, serve
-from sava.client import Client, Consumer, Producer
+from sava.client import Client, Consumer, Producer, Tls
 
 BATCHES_IN_FLIGHT = 16
 MESSAGES_IN_FLIGHT = 4_000
@@ -288,10 +289,12 @@ async def _warm(producer: Producer, payload: bytes) -> None:
         await producer.send(payload)
 
 
-async def main(address: str) -> None:
-    async with Client(address, timeout=30.0) as client:
+async def main(address: str, ca: str = "", token_file: str = "") -> None:
+    """``ca`` and ``token_file``: of a broker that asks for them."""
+    secured: dict[str, Any] = {"tls": Tls(ca=ca), "token": Path(token_file)} if ca else {}
+    async with Client(address, timeout=30.0, **secured) as client:
         await serve(Jobs(client))
 
 
 if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1]))
+    uvloop.run(main(*sys.argv[1:]))

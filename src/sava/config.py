@@ -296,6 +296,10 @@ class Auth(SettingsSection):
     permission ``cluster-read``. The HTTP port is plain: a token that crosses a network there can be read."""
     clock_skew_seconds: Annotated[int, Field(ge=0, le=300)] = 30
     """How far the clock of an issuer may be off."""
+    audit: Literal["off", "denied", "changes", "all"] | None = None
+    """Which calls are recorded, in the log and in the topic ``/system/audit``: those that are refused
+    (``denied``), these and what changes something (``changes``, the default), or ``all``. Only where calls
+    need permissions."""
 
     @property
     def issuers(self) -> tuple[TokenIssuer, ...]:
@@ -311,6 +315,10 @@ class Auth(SettingsSection):
     def is_enforced(self) -> bool:
         """Whether calls need permissions."""
         return self.tls is not None or bool(self.tokens)
+
+    @property
+    def audit_level(self) -> Literal["off", "denied", "changes", "all"]:
+        return (self.audit or "changes") if self.is_enforced else "off"
 
     @property
     def client_certificates(self) -> Literal["none", "optional", "required"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sava.api.admin_client import own_credentials
 from sava.client import Client, Tls
 from sava.config import Auth
 from sava.peer_connection import Dialer
@@ -155,9 +155,9 @@ def have_said(cluster: Brokers, what: str, times: int) -> bool:
 
 async def shown_by(broker: BrokerProcess, auth: Auth) -> bytes:
     """The certificate of the client port."""
-    assert auth.tls is not None
-    context = ssl.create_default_context(cafile=str(auth.tls.ca_file))
-    context.load_cert_chain(str(auth.tls.cert_file), str(auth.tls.key_file))
+    shown = own_credentials(auth).tls
+    assert shown is not None
+    context = shown.context()
     context.set_alpn_protocols(["h2"])
     port = int(broker.client_url.rpartition(":")[2])
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)

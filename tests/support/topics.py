@@ -15,6 +15,7 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.records import RecordChange, RecordStore, Versioned, unchanged
 from sava.metadata.store import MetadataStore
 from sava.records import Message, RecordBatch
+from sava.security.quotas import Quotas
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.supervisor import Supervisor
 from sava.topics import ownership, specs
@@ -119,6 +120,7 @@ class World(Cluster):
         kind: type[ServedTopics] = SoleTopics,
         incarnation: Callable[[], int] = lambda: 0,
         others: OtherBrokers | None = None,
+        quotas: Quotas | None = None,
     ) -> AsyncIterator[ServedTopics]:
         """One run of a broker, with an orderly end."""
         async with self.broker(f"broker-{broker}", storage) as opened:
@@ -130,6 +132,7 @@ class World(Cluster):
                 options=options,
                 incarnation=incarnation,
                 others=others,
+                quotas=quotas,
             )
             await topics.start(Supervisor())
             try:

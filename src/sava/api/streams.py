@@ -33,6 +33,8 @@ from sava.proto import streams_pb2 as pb
 from sava.proto import streams_pb2_grpc as rpc
 from sava.records import Header, RecordBatch
 from sava.schemas.registry import SchemaRegistry
+from sava.security.principal import current
+from sava.security.quotas import Quotas, Usage
 from sava.storage.topic_log import TopicLog
 from sava.tasks import cancelled
 from sava.topics.consumer import ConsumerHandle, Delivery
@@ -68,9 +70,16 @@ Waits a little for a topic that was just created, or is on its way."""
 
 class StreamsService(rpc.StreamsServicer):
     def __init__(
-        self, topics: ServedTopics, *, schemas: SchemaRegistry, locate: Locate, store_url: str
+        self,
+        topics: ServedTopics,
+        *,
+        schemas: SchemaRegistry,
+        locate: Locate,
+        store_url: str,
+        quotas: Quotas,
     ) -> None:
         self._topics = topics
+        self._quotas = quotas
         self._schemas = schemas
         self._locate = locate
         self._store_url = store_url
@@ -92,7 +101,8 @@ class StreamsService(rpc.StreamsServicer):
     async def Publish(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         producer = await self._open_producer(await opening(context))
         try:
-            await PublishHandler(producer, context).run()
+            with self._quotas.stream(current.get(), context.peer()) as usage:
+                await PublishHandler(producer, context, usage).run()
         finally:
             producer.close()
 
@@ -112,11 +122,12 @@ class StreamsService(rpc.StreamsServicer):
     async def Subscribe(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         first = await opening(context)
         topic = await self._topics.get(TopicName.parse(first.topic))
-        consumer = await topic.subscribe(_subscribe_options(first))
-        try:
-            await SubscribeHandler(topic, consumer, self._deliveries, context).run()
-        finally:
-            consumer.close()
+        with self._quotas.stream(current.get(), context.peer()) as usage:
+            consumer = await topic.subscribe(_subscribe_options(first))
+            try:
+                await SubscribeHandler(topic, consumer, self._deliveries, context, usage).run()
+            finally:
+                consumer.close()
 
     async def Read(self, request: pb.ReadRequest, context: Any) -> None:  # type: ignore[override]
         topic = await self._topics.get(TopicName.parse(request.topic))
@@ -124,14 +135,17 @@ class StreamsService(rpc.StreamsServicer):
         start = await topic.resolve(_position(request.start))
         end = request.end if request.HasField("end") else None
         size = min(request.max_bytes or READ_BYTES, MAX_READ_BYTES)
-        while end is None or start < end:
-            await log.wait_beyond(start)
-            batches = []
-            async with aclosing(log.read(start, end, max_bytes=size)) as stream:
-                async for batch in stream:
-                    batches.append(batch.to_bytes())
-                    start = batch.next_offset
-            await context.write(pb.ReadResponse(batches=batches, next_offset=log.next_offset))
+        with self._quotas.stream(current.get(), context.peer()) as usage:
+            while end is None or start < end:
+                await log.wait_beyond(start)
+                batches = []
+                async with aclosing(log.read(start, end, max_bytes=size)) as stream:
+                    async for batch in stream:
+                        batches.append(batch.to_bytes())
+                        start = batch.next_offset
+                if usage.consuming is not None:
+                    await usage.consumed(sum(map(len, batches)))
+                await context.write(pb.ReadResponse(batches=batches, next_offset=log.next_offset))
 
     async def LookUp(self, request: pb.LookUpRequest, context: Any) -> pb.LookUpResponse:
         name = TopicName.parse(request.topic)
@@ -291,7 +305,8 @@ GOODBYE_S: Final = 1.0
 class PublishHandler:
     """One Publish stream: batches in, receipts out in their order."""
 
-    def __init__(self, producer: ProducerHandle, context: Any) -> None:
+    def __init__(self, producer: ProducerHandle, context: Any, usage: Usage) -> None:
+        self._usage = usage
         self._producer = producer
         self._context = context
         self._unanswered: deque[tuple[asyncio.Future[int], Header]] = deque()
@@ -343,6 +358,8 @@ class PublishHandler:
                 if request.WhichOneof("kind") != "batch":
                     raise MessageInvalid("a publish stream carries batches after its opening")
                 batch = RecordBatch.parse(request.batch)
+                if self._usage.publishing is not None:
+                    await self._usage.published(batch.header.length)
                 try:
                     future = await self._producer.begin(batch)
                 except NotOwner as error:
@@ -396,8 +413,14 @@ class SubscribeHandler:
     """One Subscribe stream: deliveries out, credits and acks in."""
 
     def __init__(
-        self, topic: Topic, consumer: ConsumerHandle, deliveries: DeliveryEncoder, context: Any
+        self,
+        topic: Topic,
+        consumer: ConsumerHandle,
+        deliveries: DeliveryEncoder,
+        context: Any,
+        usage: Usage,
     ) -> None:
+        self._usage = usage
         self._topic = topic
         self._consumer = consumer
         self._deliveries = deliveries
@@ -425,6 +448,8 @@ class SubscribeHandler:
     async def _deliver(self) -> None:
         while True:
             for response in self._deliveries.responses(await self._consumer.receive()):
+                if self._usage.consuming is not None:
+                    await self._usage.consumed(len(response))
                 await self._write(response)
 
     async def _read(self) -> None:

@@ -24,6 +24,7 @@ from sava.metadata import peer
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.peer import detail_of, error_from
 from sava.security.permissions import PermissionDenied, Unauthenticated
+from sava.security.quotas import QuotaExceeded
 from sava.topics.errors import LimitReached, NotOwner, OwnedByAnother
 
 Trailing = tuple[tuple[str, str | bytes], ...]
@@ -132,6 +133,8 @@ def status_of(error: SavaError) -> grpc.StatusCode:
     match error:
         case OutcomeUnknown():
             return grpc.StatusCode.UNKNOWN
+        case QuotaExceeded():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED
         case PermissionDenied():
             return grpc.StatusCode.PERMISSION_DENIED
         case Unauthenticated():

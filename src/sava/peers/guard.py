@@ -29,7 +29,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
@@ -37,6 +37,7 @@ from grpc import aio
 
 from sava.errors import RetryableError, SavaError
 from sava.security import calls, principal
+from sava.security.audit import Audit, AuditedCall
 from sava.security.calls import Call, Credential
 from sava.security.certificates import principal_of, read_certificate
 from sava.security.cluster_secret import ClusterSecret
@@ -66,6 +67,8 @@ log = logging.getLogger(__name__)
 
 FORWARDED: Final = "sava-forwarded"
 AUTHORIZATION: Final = "authorization"
+REQUEST_ID: Final = "x-request-id"
+"""By which a caller finds its call in the audit."""
 PURPOSE: Final = b"forwarded call"
 MAX_AGE_S: Final = 30.0
 """Between a broker's clock when it passes a call on and the other's when it gets it."""
@@ -88,24 +91,6 @@ AnswerError = Callable[[Any, SavaError], Awaitable[NoReturn]]
 
 class ClocksDiffer(RetryableError):
     """A broker has passed a call on, and its clock is too far from this one's."""
-
-
-class AuditEvent(NamedTuple):
-    """A decision about a call. It never has a payload or a token."""
-
-    principal: Principal
-    peer: str
-    """The address that the call came from."""
-    method: str
-    resources: tuple[str, ...]
-    is_allowed: bool
-    reason: str
-    """Why it was denied."""
-    forwarder: int
-    """The broker that has passed the call on; 0: it came from its caller."""
-
-
-Audit = Callable[[AuditEvent], None]
 
 
 # -- the header of forwarded calls -----------------------------------------------------------------
@@ -452,11 +437,14 @@ class Guard:
         assert rules is not None
         call: Call | None = None
         authorization: str | bytes = ""
+        request_id = ""
         for key, value in context.invocation_metadata() or ():
             if key == FORWARDED:
                 call = self.identity.read(method, value, rules.authorizer)
             elif key == AUTHORIZATION:
                 authorization = value
+            elif key == REQUEST_ID and isinstance(value, str):
+                request_id = value
         if call is None:
             try:
                 who, shown = await rules.identify(context, authorization)
@@ -467,10 +455,12 @@ class Guard:
                         "SAVA_TOKEN_FILE), or show a certificate of its authority"
                     )
             except Unauthenticated as error:
-                self._denied(method, Call(peer=context.peer()), (), error)
+                stranger = Call(peer=context.peer(), request_id=request_id)
+                self._denied(method, stranger, (), error)
                 raise
             call = Call(who, shown, rules.authorizer)
         call.peer = context.peer()
+        call.request_id = request_id
         calls.current.set(call)
         principal.current.set(call.principal)
         return call
@@ -494,9 +484,10 @@ class Guard:
             except PermissionDenied as error:
                 self._denied(method, call, tuple(map(str, asked)), error)
                 raise
-        if row.always_audited and self.audit is not None and not call.forwarder:
+        if self.audit is not None and not call.forwarder and self.audit.wants(is_change=row.always_audited):
+            # One that another broker has passed on is in that broker's audit.
             about = tuple(dict.fromkeys(map(str, asked)))
-            self.audit(AuditEvent(call.principal, call.peer, method, about, True, "", 0))
+            self.audit.allowed(_audited(method, call, about, is_change=row.always_audited))
 
     def _check_need(self, need: Need, request: Any, call: Call, asked: list[Resource]) -> None:
         rules = self.rules
@@ -521,10 +512,9 @@ class Guard:
 
     def _denied(self, method: str, call: Call, about: tuple[str, ...], error: SavaError) -> None:
         self.denials += 1
-        if self.audit is not None:
-            self.audit(
-                AuditEvent(call.principal, call.peer, method, about, False, str(error), call.forwarder)
-            )
+        if self.audit is not None and self.audit.level != "off":
+            self.audit.denied(_audited(method, call, about), str(error))
+            return
         now = time.monotonic()
         if now - self._told_at >= 1.0:
             self._told_at, self._told = now, 0
@@ -600,3 +590,23 @@ class Guard:
             if not call.may(any_of, resource):
                 stream.end(denied(call.principal, any_of, resource))
                 return
+
+
+@cache
+def _needed(method: str) -> str:
+    row = TABLE.get(method)
+    return "" if row is None else ", ".join(dict.fromkeys(" or ".join(need.any_of) for need in row.needs))
+
+
+def _audited(method: str, call: Call, about: tuple[str, ...], *, is_change: bool = False) -> AuditedCall:
+    return AuditedCall(
+        call.principal,
+        method,
+        resource=", ".join(about),
+        permission=_needed(method),
+        is_change=is_change,
+        credential=call.credential.kind,
+        token_id=call.credential.id,
+        peer=call.peer,
+        request_id=call.request_id,
+    )

@@ -45,6 +45,8 @@ class Call:
     """The broker ``forwarder`` makes it itself, for no other caller."""
     peer: str = ""
     """The address that it comes from."""
+    request_id: str = ""
+    """As its caller has named it."""
     required: list[tuple[tuple[Permission, ...], Resource]] = field(default_factory=list)
 
     def may(self, any_of: tuple[Permission, ...], resource: Resource) -> bool:

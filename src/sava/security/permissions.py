@@ -15,7 +15,8 @@ of that is named by a number alone, and whether a session is the caller's.
 Two rules beside the bindings:
 
 * A topic of the namespace ``system`` needs ``cluster-admin`` at the cluster, whatever the call is: the
-  brokers' own records, such as ``/system/audit``, are in it.
+  brokers' own records, such as ``/system/audit``, are in it. No principal publishes there, or creates topics,
+  not even a super admin: what is in a record must be what a broker wrote.
 * A subject of the schema registry is in the namespace that its name begins with, up to the first dot:
   ``sales.orders`` is in ``sales``. One without a dot belongs to the cluster. Schemas are read by each caller
   who may look up anything: a message carries no more than the number of its schema.
@@ -235,6 +236,14 @@ _DEAD_LETTERS: Final = _on(
     field="failure_policy.dead_letter_topic",
     is_optional=True,
 )
+
+
+def _written(field: str) -> Need:
+    """A principal that manages topics may do it, but in the namespace ``system``."""
+    return _on(On.TOPIC, P.MANAGE_TOPIC, P.PRODUCE, field=field)
+
+
+_MADE: Final = (_on(On.TOPIC, P.MANAGE_TOPIC, field="name"), _written("name"))
 _SUBSCRIPTION: Final = _topic(P.CONSUME, P.MANAGE_TOPIC, audit=True)
 
 _SERVICES: Final[Mapping[str, Mapping[str, Row]]] = {
@@ -314,7 +323,7 @@ _SERVICES: Final[Mapping[str, Mapping[str, Row]]] = {
         "DeleteNamespace": _namespace(P.MANAGE_NAMESPACE, field="namespace", audit=True),
     },
     "sava.admin.Topics": {
-        "CreateTopic": _topic(P.MANAGE_TOPIC, field="name", audit=True),
+        "CreateTopic": _row(*_MADE, audit=True),
         "ListTopics": _listed("namespace"),
         "DescribeTopic": _topic(P.LOOKUP, field="name"),
         "DeleteTopic": _topic(P.MANAGE_TOPIC, field="name", audit=True),
@@ -445,8 +454,10 @@ _SERVICES: Final[Mapping[str, Mapping[str, Row]]] = {
     "danube_admin.TopicAdmin": {
         "ListNamespaceTopics": _row(_on(On.WITHIN, P.LOOKUP, field="name")),
         "ListBrokerTopics": LISTED,
-        "CreateTopic": _topic(P.MANAGE_TOPIC, field="name", audit=True),
-        "CreatePartitionedTopic": _topic(P.MANAGE_TOPIC, field="base_name", audit=True),
+        "CreateTopic": _row(*_MADE, audit=True),
+        "CreatePartitionedTopic": _row(
+            _on(On.TOPIC, P.MANAGE_TOPIC, field="base_name"), _written("base_name"), audit=True
+        ),
         "DeleteTopic": _topic(P.MANAGE_TOPIC, field="name", audit=True),
         "UnloadTopic": _topic(P.MANAGE_TOPIC, field="name", audit=True),
         "ListSubscriptions": _topic(P.LOOKUP, field="name"),
@@ -569,6 +580,8 @@ class Authorizer:
         self._revision = policies.revision
 
     def allows(self, principal: Principal, any_of: tuple[Permission, ...], resource: Resource) -> bool:
+        if Permission.PRODUCE in any_of and resource.namespace == SYSTEM:
+            return False
         return principal in self.super_admins or self._grants(principal).allow(any_of, resource)
 
     def allows_within(self, principal: Principal, any_of: tuple[Permission, ...], namespace: str) -> bool:
@@ -609,6 +622,10 @@ class Authorizer:
 def denied(principal: Principal, any_of: tuple[Permission, ...], resource: Resource) -> PermissionDenied:
     """What the caller reads: what is missing, and the command by which an administrator grants it."""
     words = " or ".join(any_of)
+    if Permission.PRODUCE in any_of and resource.namespace == SYSTEM:
+        return PermissionDenied(
+            f"{principal} may not write to {resource}: the namespace {SYSTEM} is for the brokers' own topics"
+        )
     if resource.namespace == SYSTEM:
         any_of, resource = (Permission.CLUSTER_ADMIN,), CLUSTER
         words = f"{words} there without {Permission.CLUSTER_ADMIN}"

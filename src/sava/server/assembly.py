@@ -24,6 +24,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
+import msgspec
+
 import sava
 from sava.api.admin.brokers import PREPARE, Brokers, LoadReporter
 from sava.api.admin.descriptions import Partitions
@@ -31,7 +33,13 @@ from sava.api.admin.topics import Unloading
 from sava.api.danube.metrics import DanubeCollector, SendStats
 from sava.api.history import LastHour
 from sava.api.http import readiness
-from sava.api.metrics.broker import BrokerMetrics, Disks, JournalCollector, JournalSources
+from sava.api.metrics.broker import (
+    BrokerMetrics,
+    Disks,
+    JournalCollector,
+    JournalSources,
+    SecurityCollector,
+)
 from sava.api.metrics.cluster import (
     ClusterSources,
     PipelinesCollector,
@@ -66,9 +74,13 @@ from sava.peers.guard import BrokerIdentity, Guard, Rules
 from sava.peers.partition_calls import PartitionCalls
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
+from sava.records import Message
 from sava.schemas.registry import SchemaRegistry
+from sava.security import audit
+from sava.security.audit import Audit, AuditEvent
 from sava.security.permissions import Authorizer
 from sava.security.principal import Principal
+from sava.security.quotas import Quota, Quotas
 from sava.security.store import SecurityPolicies
 from sava.security.tokens import TokenIssuer, TokenVerifier
 from sava.server.replication import open_replication
@@ -243,10 +255,14 @@ class BrokerParts:
         self.broker = node.info().node
         self.store = RaftStore(node)
         self.leading = Leading(node)
+        self.audit = Audit(config.auth.audit_level, broker=str(self.broker))
+        self.quotas = Quotas()
+        self._known_quotas: list[Quota] = []
         self._metrics = metrics
         self._stops = stops
         self._store_id = ""
         self._joining: asyncio.Task[None] | None = None
+        self._auditing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         await self._open_storage()
@@ -311,7 +327,9 @@ class BrokerParts:
         self.security = SecurityPolicies(self.store)
         self.security.load()
         identity = BrokerIdentity(self.broker, self.secret)
-        self.guard = Guard(identity, rules(self.config, self.security))
+        self.guard = Guard(identity, rules(self.config, self.security), self.audit)
+        self.security.listen(self._quotas_changed)
+        self._quotas_changed()
 
     def _make_membership(self) -> None:
         self.registrar.listen(lambda: self.mirrored.registered(self.registrar.incarnation))
@@ -335,6 +353,7 @@ class BrokerParts:
             broker=self.broker,
             incarnation=lambda: self.registrar.incarnation,
             others=OtherBrokers(released=self._released, publish=self.forwarder.publish_elsewhere),
+            quotas=self.quotas,
         )
         self.agent = Agent(self.view, store, self.topics, broker=self.broker, registrar=self.registrar)
         self.schemas = SchemaRegistry(store)
@@ -390,6 +409,7 @@ class BrokerParts:
             TopicsCollector(self.topics, self.storage),
             ReplicationCollector(self.replication),
             PipelinesCollector(self.pipelines, lambda: controller.is_leading),
+            SecurityCollector(self.audit, self.quotas),
         )
         if self.config.metrics.danube_names:
             forwarder = self.forwarder
@@ -464,6 +484,31 @@ class BrokerParts:
         kv = self.store.local.get(registration_key(broker))
         return kv.lease if kv is not None else 0
 
+    def _quotas_changed(self) -> None:
+        known = [Quota(*msgspec.structs.astuple(record)) for record in self.security.quotas.values()]
+        if known != self._known_quotas:
+            self._known_quotas = known
+            self.quotas.set(known)
+
+    async def _publish_audit(self, events: Sequence[AuditEvent]) -> None:
+        """The topic is created when there is something to say."""
+        await self.topics.ready()
+        name = TopicName.parse(audit.TOPIC)
+        await self.topics.registry.ensure(name, reliable=True)
+        await self.topics.publish(
+            name,
+            [
+                Message(
+                    event.as_json(), attributes=event.attributes, publish_time=round(event.time_s * 1_000_000)
+                )
+                for event in events
+            ],
+        )
+
+    async def _stop_audit(self) -> None:
+        await cancelled(self._auditing)
+        await self.audit.flush(self._publish_audit)
+
     # -- for the ports -----------------------------------------------------------------------
 
     def readiness(self) -> tuple[bool, str]:
@@ -505,6 +550,7 @@ class BrokerParts:
         self.replicating.start(supervisor)
         self.reports.start(supervisor)
         self.history.start(supervisor)
+        self._auditing = supervisor.repeated(lambda: self.audit.run(self._publish_audit), name="audit")
         self._joining = supervisor.essential(self._join(), name="joining")
 
     async def _join(self) -> None:
@@ -584,6 +630,7 @@ class BrokerParts:
             ("controller", self.controller.close),
             ("writers", self.writers.close),
             ("agent", self.agent.close),
+            ("audit", self._stop_audit),
             ("topics", self._close_topics),
             ("registration", self.registrar.close),
             ("journal", self.mirrored.lost),

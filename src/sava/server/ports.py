@@ -117,6 +117,7 @@ def _add_client_services(server: aio.Server, parts: BrokerParts) -> None:
         schemas=parts.schemas,
         locate=parts.locate,
         store_url=parts.config.storage.url,
+        quotas=parts.quotas,
     )
     serving = parts.forwarder.serving(server, "client")
     streams.register(serving)
@@ -136,6 +137,7 @@ def _add_client_services(server: aio.Server, parts: BrokerParts) -> None:
         forwarder=parts.forwarder,
         sends=parts.danube_sends,
         broker_url=broker_url(parts.config),
+        quotas=parts.quotas,
     )
 
 

@@ -33,6 +33,7 @@ from sava.metadata.records import (
     unchanged,
 )
 from sava.metadata.store import MetadataStore
+from sava.security.quotas import Countable, Quotas
 from sava.tasks import Slices
 from sava.topics import specs
 from sava.topics.errors import (
@@ -46,7 +47,7 @@ from sava.topics.errors import (
     TopicUnknown,
 )
 from sava.topics.names import InvalidName, TopicName, check_name
-from sava.topics.specs import NamespacePolicy, TopicSpec
+from sava.topics.specs import NamespacePolicy, SubscriptionSpec, TopicSpec
 
 MAX_PARTITIONS: Final = 1000
 STEP: Final = 400
@@ -112,6 +113,42 @@ class NamespaceRoom:
             after = page.kvs[-1].key if page.kvs else after
             await slices.next()
         return found
+
+
+class PrincipalRoom:
+    """How many topics and subscriptions one principal may have in the cluster, by its quota. Counted on this
+    node for each one that is created, and only where there is such a quota: callers that create at the same
+    time pass it by a little."""
+
+    def __init__(self, store: MetadataStore, quotas: Quotas) -> None:
+        self._store = store
+        self._quotas = quotas
+
+    async def check(self, what: Countable, owner: str) -> None:
+        """Before one is created that will be the principal's; ``owner`` empty: no principal's. Raises
+        QuotaExceeded."""
+        if owner and self._quotas.counts(what, owner):
+            self._quotas.check(owner, what, await self._count(what, owner))
+
+    async def _count(self, what: Countable, owner: str) -> int:
+        """In slices, and without decoding what cannot be of this owner."""
+        slices, local, found = Slices(), self._store.local, 0
+        marker, after, more = msgspec.json.encode(owner), "", True
+        while more:
+            page = local.range(_prefix(None), limit=PAGE, start_after=after)
+            more = page.more
+            for kv in page.kvs:
+                found += marker in kv.value and _is_of(kv, what, owner)
+                after = kv.key
+            await slices.next()
+        return found
+
+
+def _is_of(kv: KeyValue, what: Countable, owner: str) -> bool:
+    if what == "topics":
+        name = specs.topic_of_spec_key(kv.key)
+        return name is not None and name.head == name and specs.decode(kv, TopicSpec).owner == owner
+    return specs.is_subscription_key(kv.key) and specs.decode(kv, SubscriptionSpec).owner == owner
 
 
 class Registry:
@@ -201,9 +238,11 @@ class Registry:
 
     # -- creating ----------------------------------------------------------------------------
 
-    async def create(self, name: TopicName, *, reliable: bool, partitions: int = 0) -> TopicSpec:
+    async def create(
+        self, name: TopicName, *, reliable: bool, partitions: int = 0, owner: str = ""
+    ) -> TopicSpec:
         """A new topic; with ``partitions`` a partitioned one. A partition's name creates the partitioned
-        topic if it is missing, and all partitions up to this one.
+        topic if it is missing, and all partitions up to this one. ``owner``: see ``TopicSpec``.
 
         Raises TopicExists, TopicMismatch, NamespaceUnknown, InvalidName."""
         if not 0 <= partitions <= MAX_PARTITIONS:
@@ -214,30 +253,30 @@ class Registry:
                 raise InvalidName(f"topic {name}: this is the name of a partition, which has none itself")
             if await self.get(name) is not None:
                 raise TopicExists(f"topic {name} exists already")
-            await self._extend(part[0], part[1] + 1, reliable)
+            await self._extend(part[0], part[1] + 1, reliable, owner)
             return await self.need(name)
         if partitions:
             if (older := (await self._read(name)).value) is not None:
                 raise self._taken(name, older)
-            return await self._extend(name, partitions, reliable)
+            return await self._extend(name, partitions, reliable, owner)
 
         async def create(found: Versioned[TopicSpec]) -> RecordChange[TopicSpec]:
             if found.value is not None:
                 raise self._taken(name, found.value)
             await self._room.take(name.namespace, 1)
             topic_id = await self._store.allocate_id(specs.TOPIC_IDS)
-            spec = TopicSpec(topic_id=topic_id, reliable=reliable, created_ms=_now_ms())
+            spec = TopicSpec(topic_id=topic_id, reliable=reliable, created_ms=_now_ms(), owner=owner)
             return RecordChange(spec, conditions=(present(specs.namespace_key(name.namespace)),))
 
         return await self._update(name, create)
 
-    async def ensure(self, name: TopicName, *, reliable: bool | None) -> TopicSpec:
+    async def ensure(self, name: TopicName, *, reliable: bool | None, owner: str = "") -> TopicSpec:
         """The topic, created if it is missing (reliable unless said otherwise). Raises TopicMismatch if it is
         another kind of topic, TopicExists if the name cannot be created beside what exists."""
         spec = await self.get(name)
         if spec is None:
             try:
-                spec = await self.create(name, reliable=reliable is not False)
+                spec = await self.create(name, reliable=reliable is not False, owner=owner)
             except TopicExists:
                 spec = await self.get(name)  # another caller was faster, unless the name cannot be
                 if spec is None:
@@ -254,7 +293,7 @@ class Registry:
             raise TopicMismatch(f"topic {name} has {spec.partitions} partitions; it can only get more")
         return await self._extend(name, partitions, spec.reliable)
 
-    async def _extend(self, head: TopicName, partitions: int, reliable: bool) -> TopicSpec:
+    async def _extend(self, head: TopicName, partitions: int, reliable: bool, owner: str = "") -> TopicSpec:
         """Create or grow the partitioned topic until it has this many."""
         if partitions > MAX_PARTITIONS:
             raise InvalidName(f"topic {head}: {partitions} partitions; it can have {MAX_PARTITIONS}")
@@ -269,14 +308,14 @@ class Registry:
                 check_kind(head, spec, reliable)
                 if spec.partitions >= partitions:
                     return None
-            return await self._more_partitions(head, spec, partitions, reliable)
+            return await self._more_partitions(head, spec, partitions, reliable, owner)
 
         while (spec := await self._update(head, extend)).partitions < partitions:
             pass  # a step was done
         return spec
 
     async def _more_partitions(
-        self, head: TopicName, spec: TopicSpec | None, partitions: int, reliable: bool
+        self, head: TopicName, spec: TopicSpec | None, partitions: int, reliable: bool, owner: str
     ) -> RecordChange[TopicSpec]:
         start = spec.partitions if spec is not None else 0
         end = min(partitions, start + STEP)
@@ -284,7 +323,7 @@ class Registry:
         first_id = await self._store.allocate_id(specs.TOPIC_IDS, count=end - start + 1)
         now = _now_ms()
         if spec is None:
-            spec = TopicSpec(topic_id=first_id, reliable=reliable, created_ms=now)
+            spec = TopicSpec(topic_id=first_id, reliable=reliable, created_ms=now, owner=owner)
         puts = []
         for index in range(start, end):
             partition = TopicSpec(topic_id=first_id + 1 + index - start, reliable=reliable, created_ms=now)

@@ -33,6 +33,7 @@ from sava.metadata.errors import Unavailable
 from sava.metadata.store import MetadataStore
 from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
+from sava.security.quotas import Quotas
 from sava.storage.broker_storage import BrokerStorage
 from sava.storage.catalog import Catalog
 from sava.storage.errors import DataGap, TopicSealed
@@ -54,7 +55,7 @@ from sava.topics.maintenance import FAILURES, TopicMaintenance, TopicsOptions
 from sava.topics.names import TopicName, check_name
 from sava.topics.ownership import Deletions, Released, Tenure, topic_key
 from sava.topics.publishing import DecodeBudget
-from sava.topics.registry import NamespaceRoom, Namespaces, Registry, check_kind
+from sava.topics.registry import NamespaceRoom, Namespaces, PrincipalRoom, Registry, check_kind
 from sava.topics.rules import OwnerRules, RateLimiter, SchemaChecks, TopicLimits
 from sava.topics.specs import DEFAULT_NAMESPACES, OwnershipState, TopicSpec
 from sava.topics.subscriptions import FLUSH_S, TopicDependencies
@@ -90,9 +91,10 @@ class ServedTopics:
         options: TopicsOptions = TopicsOptions(),  # noqa: B008 (frozen)
         incarnation: Callable[[], int],
         others: OtherBrokers | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         """``incarnation``: of this process, as registered; 0 while it is not, and then it takes nothing up.
-        ``others``: None if there are no other brokers."""
+        ``others``: None if there are no other brokers. ``quotas``: None: no principal has any."""
         self.registry = Registry(store, NamespaceRoom(store, config.limits.topics_per_namespace))
         self._creations = RateLimiter()
         self.namespaces = Namespaces(store)
@@ -105,6 +107,7 @@ class ServedTopics:
         self._incarnation = incarnation
         self._others = others
         self.owners = OwnerRules(config.auth.is_enforced)
+        room = PrincipalRoom(store, quotas) if quotas is not None else None
         self.budget = DecodeBudget(config.limits.decompressing_mb << 20)
         self._keeper = CursorKeeper(store, interval_s=options.cursor_interval_s)
         self._parts = TopicDependencies(
@@ -117,6 +120,7 @@ class ServedTopics:
             max_link_backlog=config.replication.max_backlog_bytes,
             budget=self.budget,
             owners=self.owners,
+            room=room,
         )
         self._loaded: dict[TopicName, Topic] = {}
         self._by_id: dict[int, Topic] = {}
@@ -213,7 +217,8 @@ class ServedTopics:
         await self.ready()
         if schema_subject:
             await self._parts.gate.check_subject(schema_subject)
-        spec = await self.registry.create(name, reliable=reliable, partitions=partitions)
+        owner = await self._owner_of_new()
+        spec = await self.registry.create(name, reliable=reliable, partitions=partitions, owner=owner)
         await self._parts.gate.check_producer(name, schema_subject)
         return spec
 
@@ -223,12 +228,21 @@ class ServedTopics:
         TopicMismatch, TopicExists, NamespaceUnknown."""
         await self.ready()
         if self._config.auto_create_topics:
+            owner = ""
             if self.registry.get_local(name) is None:
                 await self._slow_down()
-            return await self.registry.ensure(name, reliable=reliable)
+                owner = await self._owner_of_new()
+            return await self.registry.ensure(name, reliable=reliable, owner=owner)
         spec = await self.registry.need(name)
         check_kind(name, spec, reliable)
         return spec
+
+    async def _owner_of_new(self) -> str:
+        """Whom a topic is counted for that the running call creates. Raises QuotaExceeded."""
+        owner = self.owners.of_new()
+        if self._parts.room is not None:
+            await self._parts.room.check("topics", owner)
+        return owner
 
     async def _slow_down(self) -> None:
         """Before a topic that its first caller creates. Raises LimitReached."""
@@ -502,13 +516,18 @@ class ServedTopics:
         if topic is not None:
             await self._close(topic, "it was deleted", for_producers=TopicUnknown(name))
 
-    # -- dead letters ------------------------------------------------------------------------
+    # -- messages of this broker's own -------------------------------------------------------
 
     async def _dead_letter(self, target: str, messages: Sequence[Message]) -> None:
         """To another topic, which is created if it is missing, whatever the configuration says of others: the
         policy that names it was set on purpose."""
         name = TopicName.parse(target)
         await self.registry.ensure(name, reliable=None)
+        await self.publish(name, messages)
+
+    async def publish(self, name: TopicName, messages: Sequence[Message]) -> None:
+        """What a broker has to say itself, to a topic that exists, wherever it is served. Returns when it is
+        durable; without deduplication."""
         batch = RecordBatch.from_messages(messages)
         try:
             await (await self.get(name)).append(batch)

@@ -119,6 +119,12 @@ def topic_of_spec_key(key: str) -> TopicName | None:
     return TopicName(parts[2], parts[3]) if len(parts) == 5 and parts[4] == "spec" else None
 
 
+def is_subscription_key(key: str) -> bool:
+    """Whether it holds the spec of a subscription."""
+    parts = key.split("/")
+    return len(parts) == 6 and parts[4] == "subscriptions"
+
+
 def decode(kv: KeyValue, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(kv.value, type=kind)
@@ -136,6 +142,8 @@ class TopicSpec(msgspec.Struct, frozen=True, kw_only=True):
     deleting: bool = False
     """The topic is gone for all clients; what it had is being removed. Of a partition its partitioned topic's
     record says so. The name is free again when the record is gone."""
+    owner: str = ""
+    """The principal whose quota counts it; empty: of none, as what administrators create."""
 
 
 class NamespacePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -60,6 +60,7 @@ from sava.topics.names import (
 )
 from sava.topics.ownership import Tenure
 from sava.topics.publishing import DecodeBudget
+from sava.topics.registry import PrincipalRoom
 from sava.topics.rules import OwnerRules, SchemaChecks, TopicLimits, check_room
 from sava.topics.specs import (
     LATEST,
@@ -113,6 +114,8 @@ class TopicDependencies:
     budget: DecodeBudget | None = None
     """Of compressed batches; None: one for each topic."""
     owners: OwnerRules = OwnerRules()  # noqa: RUF009 (frozen)
+    room: PrincipalRoom | None = None
+    """For what principals may have in the cluster; None: any number."""
 
 
 def check_names(options: SubscribeOptions) -> None:
@@ -331,6 +334,8 @@ class Subscriptions:
         ``owner``: None: the principal of the running call."""
         if owner is None:
             owner = "" if is_replication_slot(name) else self._parts.owners.of_new()
+        if self._parts.room is not None:
+            await self._parts.room.check("subscriptions", owner)
         if not is_replication_slot(name):
             users = sum(not is_replication_slot(each) for each in self._live)
             check_new(self._topic, users + len(self._creating) - 1, self._parts.limits)

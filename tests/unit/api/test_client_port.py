@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -24,15 +25,17 @@ from sava.metadata.store import MetadataStore
 from sava.peers.forwarding import Forwarder
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
-from sava.proto import streams_pb2
+from sava.proto import streams_pb2, streams_pb2_grpc
 from sava.records import Message, RecordBatch
 from sava.schemas.registry import SchemaRegistry
+from sava.security.principal import ANONYMOUS
+from sava.security.quotas import EVERY, Quota, Quotas
 from sava.topics import specs
 from sava.topics.names import TopicName
 from sava.topics.rules import TopicSchemas
 from sava.topics.served import ServedTopics
 from sava.topics.subscription import Subscription
-from tests.support.waiting import FAR_S, HURRIES, PATIENCE_S
+from tests.support.waiting import FAR_S, HURRIES, PATIENCE_S, until
 from tests.unit.api.site import (
     BrokerAt,
     Director,
@@ -46,6 +49,10 @@ TEXT = str(ORDERS)
 
 class ClientSite(Site):
     """Its brokers have the client services too, on the same port."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.quotas: dict[int, Quotas] = {}
 
     async def register(self, broker: int, *, admin: str = "", incarnation: int = 0) -> None:
         registration = Registration(
@@ -72,7 +79,10 @@ class ClientSite(Site):
         super()._add_services(server, forwarder, topics, view, router, director, node)
         store = self.world.metadata
         schemas = SchemaRegistry(store)
-        streams = StreamsService(topics, schemas=schemas, locate=forwarder.locate, store_url="memory://")
+        quotas = self.quotas[forwarder.broker] = Quotas()
+        streams = StreamsService(
+            topics, schemas=schemas, locate=forwarder.locate, store_url="memory://", quotas=quotas
+        )
         streams.register(forwarder.serving(server, "client"))
         danube.register_client_services(
             server,
@@ -82,15 +92,19 @@ class ClientSite(Site):
             forwarder=forwarder,
             sends=SendStats(),
             broker_url=f"http://broker-{forwarder.broker}:6650",
+            quotas=quotas,
         )
 
 
 class Fleet:
     """Three brokers; new topics go to the first."""
 
-    def __init__(self, brokers: dict[int, BrokerAt], store: MetadataStore) -> None:
+    def __init__(
+        self, brokers: dict[int, BrokerAt], store: MetadataStore, quotas: Mapping[int, Quotas]
+    ) -> None:
         self.brokers = brokers
         self.store = store
+        self.quotas = quotas
 
     def address(self, broker: int) -> str:
         return self.brokers[1].view.brokers[broker].client
@@ -167,7 +181,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
             await each.view.wait(lambda each=each: len(each.view.brokers) == 3, timeout=PATIENCE_S)  # type: ignore[misc]
         assigning = asyncio.create_task(brokers[1].director.assign_new())
         try:
-            yield Fleet(brokers, site.world.metadata)
+            yield Fleet(brokers, site.world.metadata, site.quotas)
         finally:
             assigning.cancel()
 
@@ -480,3 +494,66 @@ async def test_progress_beyond_the_end_is_refused(fleet: Fleet) -> None:
         assert "q" not in fleet.brokers[1].topics.loaded[ORDERS].subscriptions
         with pytest.raises(aio.AioRpcError, match="subscription name"):
             await stub.Advance(streams_pb2.AdvanceRequest(topic=TEXT, subscription="q/q", offset=1))
+
+
+# -- quotas ------------------------------------------------------------------------------------
+
+
+async def test_streams_beyond_the_quota_are_refused_where_the_topic_is_served(fleet: Fleet) -> None:
+    fleet.quotas[1].set([Quota(EVERY, max_streams=1)])
+    async with Client(f"http://{fleet.address(2)}", timeout=PATIENCE_S) as client:
+        async with client.producer(TEXT, timeout=2) as producer:
+            await producer.send(b"1")
+            assert fleet.quotas[1].usage(ANONYMOUS).streams == 1
+            call = rpc_of(fleet, 2).Publish()
+            opening = streams_pb2.OpenProducer(topic=TEXT, producer_name="other")
+            await call.write(streams_pb2.PublishRequest(open=opening))
+            assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "max_streams" in await call.details()
+            assert await producer.send(b"2") == 1  # the stream that was there works on
+        await until(lambda: not fleet.quotas[1].usage(ANONYMOUS).streams, "the stream has ended")
+
+
+async def test_a_quota_of_bytes_makes_a_publisher_slow_and_refuses_nothing(fleet: Fleet) -> None:
+    async with (
+        Client(f"http://{fleet.address(1)}", timeout=PATIENCE_S) as client,
+        client.producer(TEXT, linger_ms=0, timeout=PATIENCE_S) as producer,
+    ):
+        await producer.send(bytes(50_000))
+        fleet.quotas[1].set([Quota(EVERY, publish_bytes_per_second=100_000)])
+        began = time.monotonic()
+        for _ in range(4):
+            await producer.send(bytes(50_000))
+        took = time.monotonic() - began
+    # 200 kB: one second's worth at once, and each of the others when those before it are paid for.
+    assert took >= 0.45
+    ((_, quota),) = fleet.quotas[1].waited_s
+    assert quota == "publish_bytes_per_second"
+
+
+async def test_a_quota_of_bytes_makes_deliveries_wait(fleet: Fleet) -> None:
+    async with Client(f"http://{fleet.address(1)}", timeout=PATIENCE_S) as client:
+        async with client.producer(TEXT, linger_ms=0, timeout=PATIENCE_S) as producer:
+            for _ in range(4):
+                await producer.send(bytes(50_000))
+        fleet.quotas[1].set([Quota(EVERY, consume_bytes_per_second=50_000)])
+        stream = rpc_of(fleet, 1).Read(streams_pb2.ReadRequest(topic=TEXT, end=4, max_bytes=50_000))
+        began = time.monotonic()
+        assert [len(answer.batches) async for answer in stream]
+        assert time.monotonic() - began >= 1.5
+
+
+async def test_a_danube_client_waits_for_its_rate_and_is_refused_in_the_end(fleet: Fleet) -> None:
+    one = fleet.danube(1)
+    producer = await one.create()
+    fleet.quotas[1].set([Quota(EVERY, publish_bytes_per_second=1000)])
+    await one.send(producer, "x" * 1000 * 13)  # passes whole, and is paid for in twelve seconds
+    with pytest.raises(aio.AioRpcError) as refused:
+        await one.send(producer, "x")
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    fleet.quotas[1].set([])
+    await one.send(producer, "x")
+
+
+def rpc_of(fleet: Fleet, broker: int) -> Any:
+    return streams_pb2_grpc.StreamsStub(fleet.brokers[broker].channel)

@@ -14,6 +14,7 @@ from sava.api.danube.metrics import SendStats
 from sava.api.danube.producers import DanubeProducers, ProducerService
 from sava.proto import danube_api_pb2 as pb
 from sava.schemas.registry import SchemaRegistry
+from sava.security.quotas import Quotas
 from sava.topics.errors import OwnedByAnother
 from sava.topics.served import ServedTopics
 from tests.support.principals import ALICE, MALLORY, OPERATOR, acting, enforcing
@@ -27,9 +28,9 @@ class DanubeSide:
 
     def __init__(self, topics: ServedTopics, schemas: SchemaRegistry) -> None:
         self.topics = topics
-        self.producers = ProducerService(DanubeProducers(topics), schemas, SendStats())
+        self.producers = ProducerService(DanubeProducers(topics), schemas, SendStats(), Quotas())
         self.sessions = ConsumerSessions(topics)
-        self.consumers = ConsumerService(topics, self.sessions, cast(Any, None), "http://b:1")
+        self.consumers = ConsumerService(topics, self.sessions, cast(Any, None), "http://b:1", Quotas())
 
     async def create(self, name: str = "p") -> int:
         request = pb.ProducerRequest(topic_name=TOPIC, producer_name=name, dispatch_strategy=pb.Reliable)

@@ -17,6 +17,7 @@ from sava.api.danube.lookup import HealthService
 from sava.api.danube.producers import DanubeProducers
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
+from sava.security.quotas import Quotas
 from sava.topics.errors import (
     ConsumerClosed,
     ConsumerUnknown,
@@ -100,7 +101,7 @@ async def fleet() -> AsyncIterator[Fleet]:
         own = sessions.setdefault(hosted.broker, ScriptedSeats(hosted.broker))
         producers = DanubeProducers(topics_of(own))
         served = hosted.forwarder.serving(server, "client", wire.answer)
-        consumers = ConsumerService(topics_of(own), own, hosted.forwarder, "http://here")
+        consumers = ConsumerService(topics_of(own), own, hosted.forwarder, "http://here", Quotas())
         rpc.add_ConsumerServiceServicer_to_server(consumers, served)
         rpc.add_HealthCheckServicer_to_server(HealthService(producers, own, hosted.forwarder), served)
 

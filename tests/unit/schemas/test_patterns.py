@@ -163,6 +163,13 @@ def test_a_text_that_is_too_long_for_its_pattern_is_invalid() -> None:
     assert "too long" in (_judge(schema, {"a" * (longest + 1): 1}) or "")
 
 
+def test_no_longer_text_is_tried_on_a_pattern() -> None:
+    pattern = Pattern("a.{700}")
+    assert pattern.is_found_in("a" * pattern.most_bytes)
+    assert not pattern.is_found_in("a" * (pattern.most_bytes + 1))
+    assert not Pattern("a*").matches("a" * ((1 << 20) + 1))
+
+
 def test_an_enum_of_unlike_objects_is_checked_in_no_time() -> None:
     values = [{"a": index} for index in range(20_000)]
     started = time.thread_time()

@@ -150,7 +150,7 @@ async def test_the_same_schema_is_the_same_version(registry: SchemaRegistry) -> 
     assert (await registry.register("orders", "json", b'{"type": "string", "title": "t"}')).version == 1
 
 
-@pytest.mark.parametrize("subject", ["/default/orders", "a b%2F", "orders.", "..", "naročila"])
+@pytest.mark.parametrize("subject", ["/default/orders", "a b%2F", "orders.", "..", "nar.o#c"])
 async def test_any_printable_name_is_a_subject(registry: SchemaRegistry, subject: str) -> None:
     await registry.register(subject, "bytes", b"bytes")
     await registry.register(f"{subject}x", "bytes", b"bytes")

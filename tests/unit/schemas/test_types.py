@@ -79,13 +79,15 @@ def test_modes_say_what_they_ask_for(text: str, backward: bool, forward: bool, t
 
 
 @pytest.mark.parametrize(
-    "subject", ["orders", "com.example.Order-value", "/default/orders", "naročila", "a b"]
+    "subject", ["orders", "com.example.Order-value", "/default/orders", "nar.o#c", "a b"]
 )
-def test_subjects_may_be_any_printable_name(subject: str) -> None:
+def test_subjects_may_be_any_printable_ascii(subject: str) -> None:
     assert check_subject(subject) == subject
 
 
-@pytest.mark.parametrize("subject", ["", " orders", "orders ", "a\nb", "a\0b", "\ud800"])
+@pytest.mark.parametrize(
+    "subject", ["", " orders", "orders ", "a\nb", "a\0b", "\ud800", "naro\u010dila", "\u0430dmin"]
+)
 def test_other_subjects_are_refused(subject: str) -> None:
     with pytest.raises(SubjectInvalid):
         check_subject(subject)
@@ -93,7 +95,7 @@ def test_other_subjects_are_refused(subject: str) -> None:
 
 def test_what_comes_with_a_schema_is_bounded() -> None:
     with pytest.raises(SchemaTooLarge, match="subject"):
-        check_subject("ž" * 128)
+        check_subject("z" * 256)
     with pytest.raises(SchemaTooLarge, match="description"):
         check_text("description", "x" * 11, 10)
     with pytest.raises(SchemaTooLarge, match="33 tags"):

@@ -35,6 +35,7 @@ from sava.peers.forwarding import Forwarder
 from sava.peers.tls import Options
 from sava.proto import danube_admin_pb2_grpc, danube_api_pb2_grpc, danube_schema_pb2_grpc
 from sava.schemas.registry import SchemaRegistry
+from sava.security.quotas import Quotas
 from sava.security.store import SecurityPolicies
 from sava.topics.rules import TopicSchemas
 from sava.topics.served import ServedTopics
@@ -63,15 +64,16 @@ def register_client_services(
     forwarder: Forwarder,
     sends: SendStats,
     broker_url: str,
+    quotas: Quotas,
 ) -> None:
     """``broker_url`` is where clients reach this broker, with its scheme: ``http://host:6650``."""
     server = forwarder.serving(server, "client", wire.answer)
     producers, sessions = DanubeProducers(topics), ConsumerSessions(topics)
     danube_api_pb2_grpc.add_ProducerServiceServicer_to_server(
-        ProducerService(producers, schemas, sends), server
+        ProducerService(producers, schemas, sends, quotas), server
     )
     danube_api_pb2_grpc.add_ConsumerServiceServicer_to_server(
-        ConsumerService(topics, sessions, forwarder, broker_url), server
+        ConsumerService(topics, sessions, forwarder, broker_url, quotas), server
     )
     danube_api_pb2_grpc.add_DiscoveryServicer_to_server(DiscoveryService(topics.registry, broker_url), server)
     danube_api_pb2_grpc.add_HealthCheckServicer_to_server(

@@ -86,6 +86,8 @@ from sava.peers.guard import require_topic
 from sava.proto import danube_api_pb2 as pb
 from sava.proto import danube_api_pb2_grpc as rpc
 from sava.security.permissions import Permission
+from sava.security.principal import current
+from sava.security.quotas import Quotas, Usage
 from sava.topics.consumer import ConsumerHandle, KnownConsumer, topic_of_consumer
 from sava.topics.errors import (
     ConsumerReplaced,
@@ -106,8 +108,14 @@ from sava.topics.topic import SubscribeOptions, Topic
 
 class ConsumerService(rpc.ConsumerServiceServicer):
     def __init__(
-        self, topics: ServedTopics, sessions: ConsumerSessions, forwarder: Forwarder, broker_url: str
+        self,
+        topics: ServedTopics,
+        sessions: ConsumerSessions,
+        forwarder: Forwarder,
+        broker_url: str,
+        quotas: Quotas,
     ) -> None:
+        self._quotas = quotas
         self._topics = topics
         self._sessions = sessions
         self._forwarder = forwarder
@@ -130,12 +138,14 @@ class ConsumerService(rpc.ConsumerServiceServicer):
     ) -> None:
         began = asyncio.get_running_loop().time()
         try:
-            if is_forwarded():
-                await self._sessions.serve(request.consumer_id, context.write, self._broker_url)
-            else:
-                await ConsumerStream(
-                    self._sessions, self._forwarder, self._broker_url, request, context
-                ).run()
+            with self._quotas.stream(current.get(), context.peer()) as usage:
+                write = _metered(context.write, usage)
+                if is_forwarded():
+                    await self._sessions.serve(request.consumer_id, write, self._broker_url)
+                else:
+                    await ConsumerStream(
+                        self._sessions, self._forwarder, self._broker_url, request, context, write
+                    ).run()
         except Exception as error:
             lasted = asyncio.get_running_loop().time() - began
             if lasted < HOLD_S and not is_forwarded():
@@ -174,6 +184,15 @@ class ConsumerService(rpc.ConsumerServiceServicer):
         return await self._topics.get(topic_name(required(request.msg_id.topic_name, "msg_id.topic_name")))
 
 
+def _metered(write: Write, usage: Usage) -> Write:
+    async def metered(message: pb.StreamMessage) -> None:
+        if usage.consuming is not None:
+            await usage.consumed(len(message.payload))
+        await write(message)
+
+    return metered
+
+
 def _subscription_type(number: int) -> SubscriptionType:
     try:
         return SubscriptionType(number)
@@ -204,7 +223,10 @@ class ConsumerStream:
         broker_url: str,
         request: pb.ReceiveRequest,
         context: Any,
+        write: Write,
     ) -> None:
+        """``write``: to the client, of what is served here; another broker counts what it serves itself."""
+        self._write = write
         self._sessions = sessions
         self._forwarder = forwarder
         self._broker_url = broker_url
@@ -228,7 +250,7 @@ class ConsumerStream:
     async def _once(self) -> None:
         began = self._loop.time()
         try:
-            await self._sessions.serve(self._request.consumer_id, self._context.write, self._broker_url)
+            await self._sessions.serve(self._request.consumer_id, self._write, self._broker_url)
         except NotOwner as error:
             self._note(began)
             await self._relay(TopicName.parse(error.topic))

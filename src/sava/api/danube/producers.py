@@ -38,6 +38,8 @@ from sava.schemas.errors import SubjectUnknown, VersionUnknown
 from sava.schemas.registry import SchemaRegistry
 from sava.schemas.types import Reference
 from sava.security.permissions import Permission
+from sava.security.principal import current
+from sava.security.quotas import Quotas
 from sava.topics.errors import MessageInvalid, NotOwner, SchemaRefused
 from sava.topics.names import TopicName
 from sava.topics.producers import AccessMode, ProducerHandle
@@ -123,7 +125,10 @@ class DanubeProducers:
 
 
 class ProducerService(rpc.ProducerServiceServicer):
-    def __init__(self, producers: DanubeProducers, schemas: SchemaRegistry, sends: SendStats) -> None:
+    def __init__(
+        self, producers: DanubeProducers, schemas: SchemaRegistry, sends: SendStats, quotas: Quotas
+    ) -> None:
+        self._quotas = quotas
         self._producers = producers
         self._schemas = schemas
         self._sends = sends
@@ -151,6 +156,8 @@ class ProducerService(rpc.ProducerServiceServicer):
                 producer = await self._recall(request)
             require_topic(Permission.PRODUCE, producer.topic)
             producer.check_own()
+            if self._quotas.is_set:
+                await self._quotas.published_by_call(current.get(), len(request.payload))
             await producer.send(message_from(request, producer.name))
         except SavaError as error:
             if producer is not None and not isinstance(error, error_mapping.ELSEWHERE):

@@ -26,7 +26,7 @@ from sava.proto import danube_api_pb2 as pb
 from sava.records import Message
 from sava.records import errors as records
 from sava.schemas import errors as schemas
-from sava.security import permissions
+from sava.security import permissions, quotas
 from sava.security import store as security
 from sava.storage import errors as storage
 from sava.topics import errors as broker
@@ -89,6 +89,7 @@ STATUSES: Final[dict[type[SavaError], grpc.StatusCode]] = {
     broker.OwnedByAnother: Status.PERMISSION_DENIED,
     broker.ProducerFenced: Status.PERMISSION_DENIED,
     broker.LimitReached: Status.RESOURCE_EXHAUSTED,
+    quotas.QuotaExceeded: Status.RESOURCE_EXHAUSTED,
     schemas.TooManyVersions: Status.RESOURCE_EXHAUSTED,
     metadata.NoSpace: Status.RESOURCE_EXHAUSTED,
     # The topic has another owner by now: looking it up again finds that one.

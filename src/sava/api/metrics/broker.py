@@ -32,6 +32,8 @@ from sava.ledger.protocol import StorageId
 from sava.ledger.registry import LiveBrokers
 from sava.ledger.writer import LedgerWriter
 from sava.metadata.node import Observer, RaftNode
+from sava.security.audit import Audit
+from sava.security.quotas import Quotas
 from sava.supervisor import Supervisor
 
 _LATENCIES: Final = (
@@ -101,6 +103,47 @@ class TasksCollector(Collector):
             "sava_broker_start_time_seconds",
             "Start of this process, in seconds since 1970.",
             self._started,
+        )
+
+
+class SecurityCollector(Collector):
+    """Refusals, and what is left of quotas. Principals have labels of their own only if they have a quota of
+    their own: callers cannot make up as many as they like."""
+
+    def __init__(self, audit: Audit, quotas: Quotas) -> None:
+        self._audit = audit
+        self._quotas = quotas
+
+    def collect(self) -> Iterable[Metric]:
+        yield counter(
+            "sava_audit_denied", "Calls that were refused for want of a permission.", self._audit.denials
+        )
+        yield counter(
+            "sava_audit_dropped", "Events that the topic /system/audit does not have.", self._audit.dropped
+        )
+        labels = ("principal", "quota")
+        quotas = self._quotas
+        yield counters(
+            "sava_quota_refused", "Calls that a quota refused.", labels, sorted(quotas.refused.items())
+        )
+        yield counters(
+            "sava_quota_waited_seconds",
+            "Time for which messages waited, since a quota limits their rate.",
+            labels,
+            sorted(quotas.waited_s.items()),
+        )
+        usages = quotas.usages()
+        yield gauges(
+            "sava_quota_streams",
+            "Open streams of a principal with a quota of its own.",
+            "principal",
+            [(each.principal, each.streams) for each in usages],
+        )
+        yield gauges(
+            "sava_quota_connections",
+            "Connections with open streams of a principal with a quota of its own.",
+            "principal",
+            [(each.principal, len(each.connections)) for each in usages],
         )
 
 
