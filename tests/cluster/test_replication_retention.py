@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sava.api.admin_client import PLAIN
 from sava.proto import topics_admin_pb2 as pb
-from sava.storage.source_positions import replication_slot
+from sava.storage.keys import replication_slot
 from tests.support.brokers import Standalone
 from tests.support.long import only_long
 from tests.support.replication import RunningLink, Side

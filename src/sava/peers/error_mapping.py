@@ -17,13 +17,12 @@ from typing import Any, Final, NoReturn, cast
 import grpc
 from grpc import aio
 
-from sava.cluster.records import NotController
 from sava.connecting import Cause, cause_of
 from sava.errors import CallerError, HostError, Outcome, RetryableError, SavaError
 from sava.metadata import peer
 from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.peer import detail_of, error_from
-from sava.topics.errors import NotOwner
+from sava.topics.errors import NotController, NotOwner
 
 Trailing = tuple[tuple[str, str | bytes], ...]
 

@@ -30,7 +30,7 @@ from sava.peers import error_mapping, forwarding
 from sava.peers.forwarding import is_forwarded
 from sava.proto import topics_admin_pb2 as pb
 from sava.proto import topics_admin_pb2_grpc as rpc
-from sava.storage.source_positions import is_replication_slot
+from sava.storage.keys import is_replication_slot
 from sava.tasks import cancelled
 from sava.topics import specs
 from sava.topics.errors import MessageInvalid, NamespaceExists, SubscriptionExists, TopicExists, TopicMismatch
