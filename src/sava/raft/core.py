@@ -142,10 +142,10 @@ class RaftCore:
 
     __slots__ = ("_ballots", "_number", "_persisted", "_polled_ballot", "_polled_commit", "_state")
 
-    def __init__(self, node: NodeId, config: CoreConfig, recovered: Recovered, rng: RandomSource) -> None:
+    def __init__(self, node: NodeId, config: CoreConfig, recovered: Recovered, draw: RandomSource) -> None:
         if node < 1:
             raise ValueError(f"{node} is not a node id")
-        self._state = CoreState(node, config, recovered, rng)
+        self._state = CoreState(node, config, recovered, draw)
         self._number = 0
         self._persisted = 0
         self._polled_ballot = self._state.durable_ballot

@@ -80,6 +80,7 @@ class CoreState:
         "departing",
         "disk_elapsed",
         "disk_end",
+        "draw",
         "durable_ballot",
         "election_elapsed",
         "election_timeout",
@@ -96,7 +97,6 @@ class CoreState:
         "outbox",
         "progress",
         "reads",
-        "rng",
         "role",
         "round",
         "term",
@@ -107,10 +107,10 @@ class CoreState:
         "votes",
     )
 
-    def __init__(self, node: NodeId, config: CoreConfig, recovered: Recovered, rng: RandomSource) -> None:
+    def __init__(self, node: NodeId, config: CoreConfig, recovered: Recovered, draw: RandomSource) -> None:
         self.node = node
         self.config = config
-        self.rng = rng
+        self.draw = draw
         hard = recovered.hard_state
         self.term = hard.term
         self.vote = hard.vote
@@ -222,7 +222,7 @@ class CoreState:
         ticks = self.config.election_ticks
         self.election_elapsed = 0
         self.hurried_timeout = 0
-        self.election_timeout = ticks + self.rng.randrange(ticks)
+        self.election_timeout = ticks + self.draw(ticks)
 
     @property
     def hears_leader(self) -> bool:
