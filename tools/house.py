@@ -102,7 +102,9 @@ class House:
     parameters: dict[str, int] = field(default_factory=dict)
     """Constructors with more than 8 parameters."""
     methods: dict[str, set[str]] = field(default_factory=dict)
-    """Names of the methods of each class, to find what implements a Protocol without naming it."""
+    """Names of the methods and attributes of each class, to find what implements a Protocol without naming
+    it."""
+    parents: dict[str, set[str]] = field(default_factory=dict)
 
     def several(self) -> dict[str, list[str]]:
         return {
@@ -120,12 +122,19 @@ class House:
             wanted = self.methods.get(name, set())
             fitting = sum(
                 1
-                for other, found in self.methods.items()
-                if other not in self.protocols and wanted and wanted <= found
+                for other in self.methods
+                if other not in self.protocols and wanted and wanted <= self._inherited(other)
             )
             if max(fitting, self.bases[name]) <= 1:
                 lonely[name] = place
         return lonely
+
+    def _inherited(self, name: str) -> set[str]:
+        """With those of its base classes in the tree that are no Protocols."""
+        found = set(self.methods.get(name, ()))
+        for parent in self.parents.get(name, set()) - self.protocols.keys() - {name}:
+            found |= self._inherited(parent)
+        return found
 
 
 def sources() -> Iterator[Path]:
@@ -154,8 +163,9 @@ def _walk(tree: ast.Module, place: str, house: House) -> None:
             continue
         house.classes[node.name].append(place)
         methods = [item for item in node.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)]
-        house.methods[node.name] = {item.name for item in methods}
+        house.methods[node.name] = {item.name for item in methods} | _attributes(node)
         bases = {_name(base) for base in node.bases}
+        house.parents[node.name] = bases
         house.bases.update(bases)
         if any(_is_interface(base) for base in node.bases):
             house.protocols[node.name] = place
@@ -174,6 +184,22 @@ def _name(base: ast.expr) -> str:
         case ast.Subscript(value):
             return _name(value)
     return ""
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    """Fields of the class, and what its methods set on ``self``: they may stand for a property of a
+    Protocol."""
+    fields = {
+        item.target.id
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
+    set_on_self = (each for each in ast.walk(node) if isinstance(each, ast.Attribute))
+    return fields | {
+        each.attr
+        for each in set_on_self
+        if isinstance(each.ctx, ast.Store) and isinstance(each.value, ast.Name) and each.value.id == "self"
+    }
 
 
 def _is_interface(base: ast.expr) -> bool:

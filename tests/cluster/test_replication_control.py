@@ -13,7 +13,7 @@ from sava.errors import SavaError
 from sava.pipeline.cluster import ClusterAccess, ClusterClient
 from sava.proto import pipelines_pb2, topics_admin_pb2
 from sava.proto import replication_pb2 as pb
-from sava.storage.source_positions import replication_slot
+from sava.storage.keys import replication_slot
 from tests.support.brokers import BrokerProcess, Brokers, Standalone
 from tests.support.waiting import PATIENCE_S, until
 

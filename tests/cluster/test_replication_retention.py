@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sava.proto import topics_admin_pb2 as pb
-from sava.storage.source_positions import replication_slot
+from sava.storage.keys import replication_slot
 from tests.support.brokers import PLAIN, Standalone
 from tests.support.long import only_long
 from tests.support.replication import RunningLink, Side

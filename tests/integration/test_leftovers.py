@@ -44,9 +44,10 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("how", ["killed", "ended"])
+@pytest.mark.parametrize("how", ["killed", "ended", "killed with the reader of its errors"])
 def test_what_a_test_process_has_started_dies_with_it(tmp_path: Path, how: str) -> None:
-    """A broker, a process in a session of its own, and its child."""
+    """A broker, a process in a session of its own, and its child. The reader of the errors is a terminal, or
+    ``tail`` in a pipeline."""
     environment = {name: value for name, value in os.environ.items() if name != MARK}
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
@@ -54,7 +55,7 @@ def test_what_a_test_process_has_started_dies_with_it(tmp_path: Path, how: str) 
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE if how == "killed with the reader of its errors" else subprocess.DEVNULL,
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -64,11 +65,13 @@ def test_what_a_test_process_has_started_dies_with_it(tmp_path: Path, how: str) 
             assert time.monotonic() < deadline
         started += found
         assert all(map(is_alive, started))
-        if how == "killed":
-            process.send_signal(signal.SIGKILL)
-        else:
+        if process.stderr is not None:
+            process.stderr.close()
+        if how == "ended":
             process.stdin.write(b"end\n")
             process.stdin.flush()
+        else:
+            process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE_S)
     while left := [pid for pid in started if is_alive(pid)]:
         assert time.monotonic() < deadline, left

@@ -1,5 +1,20 @@
-"""Oracle: what is true, and what was promised. Checks the invariants J1 to J12 of docs/design/journal.md as
-things happen, and presents the bill at the end.
+"""Oracle: what is true, and what was promised. Checks the invariants as things happen, and presents the bill
+at the end.
+
+J1   a broker has one open ledger; records change by compare-and-swap along the table in ``record``; a
+     closed one keeps its end
+J2   what is acknowledged is durable on ``qa`` members of its fragment at that moment
+J3   every copy is a range of the owner's stream without a gap
+J4   the fence is durable when it is said; after it nothing of a lower epoch is taken
+J5   any ``qa`` members and any ``qc`` members have one in common
+J6   an answer counts only from the disk that is listed
+J7   a ledger is closed at or behind everything acknowledged; every byte of it can be read; what was not yet
+     committed is on ``qa`` disks
+J8   a topic continues at or behind everything acknowledged
+J9   nothing is delivered that is not committed; an offset has one payload, permanently
+J10  what is trimmed is in registered segments
+J11  a cursor is not beyond what exists, and is written under the owner's epoch
+J12  a process whose disk has failed is never heard again
 
 It knows every byte that an owner has appended, every message that was acknowledged or delivered, and looks at
 the durable images of disks, not at what anybody says of them."""

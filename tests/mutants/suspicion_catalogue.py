@@ -160,7 +160,7 @@ SUSPICION_MUTANTS = (
         "d18",
         "followers whose leader is gone campaign in the same tick",
         "sava/raft/election.py",
-        "    wait = 1 + state.rng.randrange(max(1, state.config.election_ticks // 3))\n",
+        "    wait = 1 + state.draw(max(1, state.config.election_ticks // 3))\n",
         "    wait = 1\n",
         tests=RAFT,
     ),

@@ -19,7 +19,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Violation(AssertionError):
-    """An invariant does not hold. ``rule`` is its number in docs/testing.md."""
+    """An invariant does not hold. ``rule`` is its number in ``tests.sim.invariants``."""
 
     def __init__(self, rule: str, what: str) -> None:
         super().__init__(f"{rule}: {what}")

@@ -62,9 +62,12 @@ def _sweep(mark: str) -> None:
         if not left:
             return
         for process in left:
-            print(f"left behind by tests, and killed: {process.name} {_command(process)}", file=sys.stderr)
+            line = f"left behind by tests, and killed: {process.name} {_command(process)}"
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(process.name), signal.SIGKILL)
+            # The reader of this may be gone too: a terminal, or ``tail`` in a pipeline.
+            with contextlib.suppress(OSError):
+                print(line, file=sys.stderr, flush=True)
         time.sleep(PAUSE_S)
 
 

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from sava.errors import CallerError, RetryableError, cut
+from sava.topics.errors import NotController as NotController
 from sava.topics.ownership import WrongState
 from sava.topics.specs import Ownership
 
@@ -78,15 +79,6 @@ class BrokerMode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 # -- what the controller refuses, by whose fault it is ---------------------------------------
-
-
-class NotController(RetryableError):
-    """Only the leader decides who serves what. ``leader`` is its node id, 0 if not known."""
-
-    def __init__(self, leader: int = 0) -> None:
-        where = f"broker {leader} leads" if leader else "it is not known who leads at the moment"
-        super().__init__(f"this broker does not lead the cluster; {where}")
-        self.leader = leader
 
 
 class BrokerUnknown(CallerError):

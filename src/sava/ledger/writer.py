@@ -33,7 +33,6 @@ from typing import Final
 from sava.errors import SavaError
 from sava.ledger.mirror_log import WalRangeReader
 from sava.ledger.protocol import (
-    Durable,
     Health,
     LedgerId,
     LedgerRecord,
@@ -151,7 +150,8 @@ class LedgerWriter:
     # -- for the ledger ---------------------------------------------------------------------
 
     def check(self) -> None:
-        if self._is_refusing and not self._has_enough:  # they may have joined since they were last counted
+        # Mirrors may have joined since they were last counted.
+        if self._short_since and self._is_refusing and not self._has_enough:
             raise NotCommittable(
                 f"ledger {self.owner.ledger}: {self._qa} disks must have a message before it is "
                 f"acknowledged, and only {1 + self._connected} can be reached; start the other brokers, or "
@@ -161,7 +161,7 @@ class LedgerWriter:
     def durable(self, end: int) -> int:
         if end > self.owner.end and not self.owner.is_fenced:
             self.owner.appended(end)  # without mirrors there is no tap that says so
-        self.owner.receive(Durable(self.owner.ledger, self.owner.own, end))
+        self.owner.advance(self.owner.own, end)
         return self.owner.commit
 
     def trimmable(self, floor: int) -> int:
@@ -318,7 +318,7 @@ class LedgerWriter:
     def is_degraded(self) -> bool:
         """Whether fewer copies are enough at the moment than should be: by the record, so nothing is
         acknowledged that way before it says so."""
-        return self.owner.record.is_degraded
+        return self.owner.is_degraded
 
     @property
     def is_short(self) -> bool:

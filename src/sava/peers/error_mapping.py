@@ -17,7 +17,6 @@ from typing import Any, Final, NoReturn, cast
 import grpc
 from grpc import aio
 
-from sava.cluster.records import NotController
 from sava.connecting import Cause, cause_of
 from sava.errors import MAX_TEXT_CHARS, CallerError, HostError, Outcome, RetryableError, SavaError, cut
 from sava.metadata import peer
@@ -25,7 +24,7 @@ from sava.metadata.errors import OutcomeUnknown, Unavailable
 from sava.metadata.peer import detail_of, error_from
 from sava.security.permissions import PermissionDenied, Unauthenticated
 from sava.security.quotas import QuotaExceeded
-from sava.topics.errors import LimitReached, NotOwner, OwnedByAnother
+from sava.topics.errors import LimitReached, NotController, NotOwner, OwnedByAnother
 
 Trailing = tuple[tuple[str, str | bytes], ...]
 

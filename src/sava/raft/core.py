@@ -142,10 +142,10 @@ class RaftCore:
 
     __slots__ = ("_ballots", "_number", "_persisted", "_polled_ballot", "_polled_commit", "_state")
 
-    def __init__(self, node: NodeId, config: CoreConfig, recovered: Recovered, rng: RandomSource) -> None:
+    def __init__(self, node: NodeId, config: CoreConfig, recovered: Recovered, draw: RandomSource) -> None:
         if node < 1:
             raise ValueError(f"{node} is not a node id")
-        self._state = CoreState(node, config, recovered, rng)
+        self._state = CoreState(node, config, recovered, draw)
         self._number = 0
         self._persisted = 0
         self._polled_ballot = self._state.durable_ballot
@@ -249,21 +249,17 @@ class RaftCore:
             or (state.install is not None and state.install_number is None)
         )
 
-    @property
-    def _may_apply(self) -> bool:
-        # Between an install and its completion the state machine belongs to the snapshot.
-        return self._state.install is None
-
     def has_output(self) -> bool:
-        # Asked several times per step of a driver, hence ``_has_durable_output`` and ``_may_apply`` in line.
+        # Asked several times per step of a driver, hence ``_has_durable_output`` in line.
         state = self._state
-        log, install = state.log, state.install
+        log = state.log
         return (
             state.append_wanted
             or bool(state.outbox)
             or log.has_unpolled
-            or self._is_ballot_news
-            or (log.applicable > log.handed_out if install is None else state.install_number is None)
+            or self._polled_ballot != (state.term, state.vote)
+            or (min(log.commit, log.durable) > log.handed_out and state.install is None)
+            or (state.install is not None and state.install_number is None)
             or state.reads.wanted_round > state.round
         )
 
@@ -271,10 +267,13 @@ class RaftCore:
         state = self._state
         if state.append_wanted:
             flush_appends(state)
-        send_read_round(state)
+        if state.reads.wanted_round > state.round:
+            send_read_round(state)
         self._number += 1
-        apply = state.log.poll_apply(state.config.max_apply_bytes) if self._may_apply else ()
-        install = self._poll_install()
+        if state.install is None:
+            apply, install = state.log.poll_apply(state.config.max_apply_bytes), None
+        else:  # until it is complete, the state machine belongs to the snapshot
+            apply, install = (), self._poll_install()
         if install is None:
             truncate_from, entries = state.log.poll_writes(self._number)
         else:
@@ -301,7 +300,7 @@ class RaftCore:
         """Alone in its output as far as the disk is concerned: ``install_failed`` means that nothing of it
         was written, and a vote or an entry must not fall with it. What else is pending goes first."""
         state = self._state
-        if state.install is None or state.install_number is not None:
+        if state.install_number is not None:
             return None
         if self._is_ballot_news or state.log.has_unpolled or state.outbox.after_persist:
             return None
@@ -312,10 +311,9 @@ class RaftCore:
         """In the same batch as the entries of its term, never after them: found on disk without their term,
         entries of it could be overwritten by a leader of an earlier one."""
         state = self._state
-        commit = state.log.commit
-        if not self._is_ballot_news and not (rides_along and commit != self._polled_commit):
+        commit, ballot = state.log.commit, (state.term, state.vote)
+        if ballot == self._polled_ballot and not (rides_along and commit != self._polled_commit):
             return None
-        ballot = (state.term, state.vote)
         if ballot != self._polled_ballot:
             self._ballots.append((self._number, ballot))
         self._polled_ballot = ballot
@@ -380,7 +378,16 @@ class RaftCore:
 
     @property
     def role(self) -> Role:
-        return self._state.visible_role
+        """A follower without a vote is a learner."""
+        state = self._state
+        if state.role is Role.FOLLOWER and state.node not in state.all_voters:
+            return Role.LEARNER
+        return state.role
+
+    @property
+    def leading_term(self) -> int:
+        """The term in which this node leads; 0 when it does not."""
+        return self._state.term if self._state.role is Role.LEADER else 0
 
     @property
     def term(self) -> int:
@@ -392,14 +399,14 @@ class RaftCore:
 
     @property
     def membership(self) -> Membership:
-        return self._state.membership
+        return self._state.history.current
 
     def status(self) -> Status:
         state = self._state
         log = state.log
         return Status(
             node=state.node,
-            role=state.visible_role,
+            role=self.role,
             term=state.term,
             vote=state.vote,
             leader=state.leader,

@@ -93,7 +93,7 @@ def leader_unreachable(state: CoreState, leader: NodeId) -> None:
     if state.role is not Role.FOLLOWER or leader == NO_NODE or state.leader != leader:
         return
     state.leader = NO_NODE
-    wait = 1 + state.rng.randrange(max(1, state.config.election_ticks // 3))
+    wait = 1 + state.draw(max(1, state.config.election_ticks // 3))
     state.hurried_timeout = state.election_elapsed + wait
 
 

@@ -175,9 +175,8 @@ def request_read(state: CoreState, token: int) -> None:
 
 def send_read_round(state: CoreState) -> None:
     """At poll: one round for all reads that arrived since the last one left."""
-    if state.reads.wanted_round > state.round:
-        broadcast_heartbeat(state)
-        confirm_reads(state)
+    broadcast_heartbeat(state)
+    confirm_reads(state)
 
 
 def confirm_reads(state: CoreState) -> None:

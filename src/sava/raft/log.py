@@ -37,14 +37,15 @@ def _term_of(entry: Entry) -> int:
 class RaftLog:
     __slots__ = (
         "_entries",
-        "_first",
         "_truncate_from",
         "_writes",
         "applied",
         "commit",
         "compacted_term",
         "durable",
+        "first_index",
         "handed_out",
+        "last_index",
         "polled",
         "snapshot",
     )
@@ -61,8 +62,9 @@ class RaftLog:
         if entries and entries[-1].index < snapshot.index:
             entries = ()  # a received snapshot took their place; its marker does not erase what was before
         self._entries = list(entries)
-        self._first = entries[0].index if entries else snapshot.index + 1
+        self.first_index = entries[0].index if entries else snapshot.index + 1
         self.compacted_term = self._find_compacted_term(compacted_term)
+        self.last_index = self.first_index + len(self._entries) - 1
         self._check_recovered()
         self.polled = self.durable = self.last_index
         self.commit = max(snapshot.index, min(commit, self.last_index))
@@ -71,7 +73,7 @@ class RaftLog:
         self._writes: deque[list[int]] = deque()
 
     def _find_compacted_term(self, given: int | None) -> int:
-        before = self._first - 1
+        before = self.first_index - 1
         if before == 0:
             return 0
         if before == self.snapshot.index:
@@ -80,20 +82,21 @@ class RaftLog:
             return given
         if before > self.snapshot.index:
             raise InvariantError(
-                f"entries from {self._first} do not connect to the snapshot at {self.snapshot.index}"
+                f"entries from {self.first_index} do not connect to the snapshot at {self.snapshot.index}"
             )
         # The term before the first kept entry was not recorded: give that entry up, its term is what we need.
         first = self._entries.pop(0)
-        self._first = first.index + 1
+        self.first_index = first.index + 1
         return first.term
 
     def _check_recovered(self) -> None:
         for position, entry in enumerate(self._entries):
-            if entry.index != self._first + position:
-                raise InvariantError(f"entry {entry.index} stands where {self._first + position} must")
+            if entry.index != self.first_index + position:
+                raise InvariantError(f"entry {entry.index} stands where {self.first_index + position} must")
         if self.compacted_index > self.snapshot.index or self.last_index < self.snapshot.index:
             raise InvariantError(
-                f"entries {self._first}..{self.last_index} do not reach the snapshot at {self.snapshot.index}"
+                f"entries {self.first_index}..{self.last_index} do not reach "
+                f"the snapshot at {self.snapshot.index}"
             )
         if self.term(self.snapshot.index) != self.snapshot.term:
             raise InvariantError(f"the entry at {self.snapshot.index} is not the one in the snapshot")
@@ -101,31 +104,25 @@ class RaftLog:
     # -- questions -------------------------------------------------------------------------------------------
 
     @property
-    def first_index(self) -> int:
-        return self._first
-
-    @property
     def compacted_index(self) -> int:
-        return self._first - 1
-
-    @property
-    def last_index(self) -> int:
-        return self._first + len(self._entries) - 1
+        return self.first_index - 1
 
     @property
     def last_term(self) -> int:
         return self._entries[-1].term if self._entries else self.compacted_term
 
     def term(self, index: int) -> int:
-        position = index - self._first
+        position = index - self.first_index
         if 0 <= position < len(self._entries):
             return self._entries[position].term
         if position == -1:
             return self.compacted_term
-        raise InvariantError(f"no term is known at {index}: the log holds {self._first}..{self.last_index}")
+        raise InvariantError(
+            f"no term is known at {index}: the log holds {self.first_index}..{self.last_index}"
+        )
 
     def matches(self, index: int, term: int) -> bool:
-        return self.compacted_index <= index <= self.last_index and self.term(index) == term
+        return self.first_index <= index + 1 and index <= self.last_index and self.term(index) == term
 
     def is_up_to_date(self, last_index: int, last_term: int) -> bool:
         """Whether a log that ends so may lead this one: later term first, then longer."""
@@ -140,18 +137,18 @@ class RaftLog:
         """
         if index < self.compacted_index:
             return index
-        end = min(index, self.last_index) - self._first + 1
-        found = self._first + bisect_right(self._entries, term, 0, end, key=_term_of) - 1
+        end = min(index, self.last_index) - self.first_index + 1
+        found = self.first_index + bisect_right(self._entries, term, 0, end, key=_term_of) - 1
         if found == self.compacted_index and self.compacted_term > term:
             return found - 1
         return found
 
     def slice(self, start: int, end: int, max_bytes: int) -> tuple[Entry, ...]:
         """Entries ``start <= index < end``, cut at ``max_bytes`` but never to nothing."""
-        position = start - self._first
+        position = start - self.first_index
         if position < 0:
-            raise InvariantError(f"entry {start} is compacted; the log begins at {self._first}")
-        stop = min(end - self._first, len(self._entries))
+            raise InvariantError(f"entry {start} is compacted; the log begins at {self.first_index}")
+        stop = min(end - self.first_index, len(self._entries))
         entries = self._entries
         size = 0
         for at in range(position, stop):
@@ -161,7 +158,7 @@ class RaftLog:
         return tuple(entries[position:stop])
 
     def between(self, start: int, end: int) -> Sequence[Entry]:
-        return self._entries[start - self._first : end - self._first]
+        return self._entries[start - self.first_index : end - self.first_index]
 
     def all_entries(self) -> tuple[Entry, ...]:
         return tuple(self._entries)
@@ -170,6 +167,7 @@ class RaftLog:
 
     def append(self, entries: Iterable[Entry]) -> None:
         self._entries.extend(entries)
+        self.last_index = self.first_index + len(self._entries) - 1
 
     def first_conflict(self, prev_index: int, entries: Sequence[Entry]) -> int:
         """Position in ``entries`` of the first one that is not in the log with the same term.
@@ -181,7 +179,7 @@ class RaftLog:
         if prev_index == self.last_index:
             return 0
         held = self._entries
-        offset = prev_index + 1 - self._first
+        offset = prev_index + 1 - self.first_index
         for position, entry in enumerate(entries):
             at = offset + position
             if at >= len(held) or held[at].term != entry.term:
@@ -193,7 +191,8 @@ class RaftLog:
             raise InvariantError(
                 f"truncation at {index} would remove committed entries (commit {self.commit})"
             )
-        del self._entries[index - self._first :]
+        del self._entries[index - self.first_index :]
+        self.last_index = index - 1
         if index <= self.polled:
             # Those entries are on disk or on their way there: the next output must remove them.
             self._truncate_from = index if self._truncate_from is None else min(self._truncate_from, index)
@@ -220,7 +219,7 @@ class RaftLog:
 
     def poll_writes(self, number: int) -> tuple[int | None, tuple[Entry, ...]]:
         """What output ``number`` must write: where to truncate, and what to append."""
-        entries = tuple(self._entries[self.polled + 1 - self._first :])
+        entries = tuple(self._entries[self.polled + 1 - self.first_index :])
         truncate_from, self._truncate_from = self._truncate_from, None
         self.polled = self.last_index
         if entries:
@@ -236,14 +235,10 @@ class RaftLog:
 
     # -- apply -----------------------------------------------------------------------------------------------
 
-    @property
-    def applicable(self) -> int:
+    def poll_apply(self, max_bytes: int) -> tuple[Entry, ...]:
         """Committed entries are applied only once durable *here*: otherwise a crash could leave a state
         machine (or a snapshot of it) that is ahead of its own log."""
-        return min(self.commit, self.durable)
-
-    def poll_apply(self, max_bytes: int) -> tuple[Entry, ...]:
-        end = self.applicable
+        end = min(self.commit, self.durable)
         if end <= self.handed_out:
             return ()
         entries = self.slice(self.handed_out + 1, end + 1, max_bytes)
@@ -258,15 +253,16 @@ class RaftLog:
         index = snapshot.index - keep_entries
         if index > self.compacted_index:
             term = self.term(index)
-            del self._entries[: index + 1 - self._first]
-            self._first = index + 1
+            del self._entries[: index + 1 - self.first_index]
+            self.first_index = index + 1
             self.compacted_term = term
 
     def restore(self, snapshot: SnapshotMeta) -> None:
         """A received snapshot is durable and takes the place of the whole log."""
         self.snapshot = snapshot
         self._entries.clear()
-        self._first = snapshot.index + 1
+        self.first_index = snapshot.index + 1
+        self.last_index = snapshot.index
         self.compacted_term = snapshot.term
         self._truncate_from = None
         self._writes.clear()

@@ -117,15 +117,13 @@ class History:
     committed.
     """
 
-    __slots__ = ("_indexes", "_memberships")
+    __slots__ = ("_indexes", "_memberships", "current")
 
     def __init__(self, index: int, membership: Membership) -> None:
         self._indexes = [index]
         self._memberships = [membership]
-
-    @property
-    def current(self) -> Membership:
-        return self._memberships[-1]
+        self.current = membership
+        """The newest of them."""
 
     @property
     def current_index(self) -> int:
@@ -136,6 +134,7 @@ class History:
             raise InvariantError(f"configuration at {index} follows one at {self._indexes[-1]}")
         self._indexes.append(index)
         self._memberships.append(membership)
+        self.current = membership
 
     def truncate_from(self, index: int) -> bool:
         """Forget configurations at or after ``index``; says whether the one in force changed."""
@@ -146,6 +145,7 @@ class History:
             self._indexes.pop()
             self._memberships.pop()
             changed = True
+        self.current = self._memberships[-1]
         return changed
 
     def at(self, index: int) -> Membership:

@@ -171,32 +171,28 @@ def check_message(message: Message) -> None:
         raise MalformedMessage(f"ids {message.src} and {message.dst} are not both nodes")
     if message.src == message.dst:
         raise MalformedMessage(f"node {message.src} writes to itself")
-    _check_numbers(message.term)
-    _check_body(message)
-
-
-def _check_body(message: Message) -> None:
+    term = message.term
     match message:
         case Append():
             _check_append(message)
         case AppendReply():
-            _check_numbers(message.index, message.hint_index, message.hint_term)
+            _check_numbers(term, message.index, message.hint_index, message.hint_term)
         case Heartbeat():
-            _check_numbers(message.commit, message.round)
+            _check_numbers(term, message.commit, message.round)
         case HeartbeatReply():
-            _check_numbers(message.round)
+            _check_numbers(term, message.round)
         case VoteRequest():
-            _check_numbers(message.last_index, message.last_term)
+            _check_numbers(term, message.last_index, message.last_term)
         case SnapshotChunk():
             _check_chunk(message)
         case SnapshotReply():
-            _check_numbers(message.index, message.next_offset)
+            _check_numbers(term, message.index, message.next_offset)
         case _:
-            pass  # VoteReply and TimeoutNow carry nothing more
+            _check_numbers(term)  # VoteReply and TimeoutNow carry nothing more
 
 
 def _check_append(message: Append) -> None:
-    _check_numbers(message.prev_index, message.prev_term, message.commit)
+    _check_numbers(message.term, message.prev_index, message.prev_term, message.commit)
     if (message.prev_index == 0) != (message.prev_term == 0):
         raise MalformedMessage(f"previous entry {message.prev_index} of term {message.prev_term}")
     index, term = message.prev_index, message.prev_term
@@ -214,7 +210,7 @@ def _check_append(message: Append) -> None:
 
 def _check_chunk(message: SnapshotChunk) -> None:
     _check_snapshot_meta(message.meta)
-    _check_numbers(message.offset, message.crc)
+    _check_numbers(message.term, message.offset, message.crc)
     meta = message.meta
     if meta.index < 1 or not 1 <= meta.term <= message.term or not meta.membership.voters:
         raise MalformedMessage(

@@ -94,7 +94,7 @@ def send_append(state: CoreState, peer: NodeId, progress: Progress, *, even_if_e
         return False
     log = state.log
     prev = progress.next - 1
-    if prev < log.compacted_index:
+    if prev + 1 < log.first_index:
         _start_snapshot(state, peer, progress)
         return False
     is_window_full = progress.state is ProgressState.REPLICATE and progress.inflights.is_full

@@ -80,6 +80,7 @@ class CoreState:
         "departing",
         "disk_elapsed",
         "disk_end",
+        "draw",
         "durable_ballot",
         "election_elapsed",
         "election_timeout",
@@ -96,7 +97,6 @@ class CoreState:
         "outbox",
         "progress",
         "reads",
-        "rng",
         "role",
         "round",
         "term",
@@ -107,10 +107,10 @@ class CoreState:
         "votes",
     )
 
-    def __init__(self, node: NodeId, config: CoreConfig, recovered: Recovered, rng: RandomSource) -> None:
+    def __init__(self, node: NodeId, config: CoreConfig, recovered: Recovered, draw: RandomSource) -> None:
         self.node = node
         self.config = config
-        self.rng = rng
+        self.draw = draw
         hard = recovered.hard_state
         self.term = hard.term
         self.vote = hard.vote
@@ -182,12 +182,6 @@ class CoreState:
             return False
         return self.node in self.all_voters or self.history.has_voter_since(self.log.commit, self.node)
 
-    @property
-    def visible_role(self) -> Role:
-        if self.role is Role.FOLLOWER and self.node not in self.all_voters:
-            return Role.LEARNER
-        return self.role
-
     def note_memberships(self, entries: Iterable[Entry]) -> bool:
         """Put the configurations among ``entries`` in force, at the moment they are appended."""
         found = False
@@ -228,7 +222,7 @@ class CoreState:
         ticks = self.config.election_ticks
         self.election_elapsed = 0
         self.hurried_timeout = 0
-        self.election_timeout = ticks + self.rng.randrange(ticks)
+        self.election_timeout = ticks + self.draw(ticks)
 
     @property
     def hears_leader(self) -> bool:
@@ -302,7 +296,7 @@ class ReadQueue:
     A lease would save the round trip, and be a bet on clocks. Correctness rests on none here.
     """
 
-    __slots__ = ("_capacity", "_confirming", "_waiting")
+    __slots__ = ("_capacity", "_confirming", "_waiting", "wanted_round")
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -310,6 +304,8 @@ class ReadQueue:
         """Tokens that arrived before an entry of this term was committed."""
         self._confirming: deque[tuple[int, ReadReady]] = deque()
         """(round that must be confirmed, answer), rounds never falling."""
+        self.wanted_round = 0
+        """The highest round that some read waits for; 0 when none does."""
 
     def check_room(self) -> None:
         if len(self._waiting) + len(self._confirming) >= self._capacity:
@@ -320,17 +316,13 @@ class ReadQueue:
 
     def confirm_later(self, token: int, index: int, round_: int) -> None:
         self._confirming.append((round_, ReadReady(token, index)))
+        self.wanted_round = round_
 
     def term_is_committed(self, index: int, round_: int) -> None:
         """The leader now knows what is committed: the waiting reads may start."""
         for token in self._waiting:
             self.confirm_later(token, index, round_)
         self._waiting.clear()
-
-    @property
-    def wanted_round(self) -> int:
-        """The highest round that some read waits for; 0 when none does."""
-        return self._confirming[-1][0] if self._confirming else 0
 
     @property
     def has_waiting(self) -> bool:
@@ -340,10 +332,13 @@ class ReadQueue:
         ready = []
         while self._confirming and self._confirming[0][0] <= round_:
             ready.append(self._confirming.popleft()[1])
+        if not self._confirming:
+            self.wanted_round = 0
         return ready
 
     def fail_all(self) -> list[int]:
         tokens = [read.token for _, read in self._confirming] + self._waiting
         self._confirming.clear()
         self._waiting.clear()
+        self.wanted_round = 0
         return tokens

@@ -9,9 +9,10 @@ that iterate differently would not be replicas.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NewType, Protocol
+from typing import NewType
 
 import msgspec
 
@@ -23,12 +24,9 @@ NO_NODE = NodeId(0)
 """Absence of a node in ``vote`` and ``leader``; real ids are positive."""
 
 
-class RandomSource(Protocol):
-    """The one thing that the core asks of chance; an injected ``random.Random`` provides it.
-
-    A protocol and not an import: the core has no way to reach a generator that it was not given."""
-
-    def randrange(self, stop: int, /) -> int: ...
+RandomSource = Callable[[int], int]
+"""The one thing that the core asks of chance: a number from 0 up to below its argument, such as
+``random.Random.randrange``. It is injected: the core cannot reach a generator that it was not given."""
 
 
 class EntryKind(IntEnum):

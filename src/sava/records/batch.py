@@ -2,8 +2,8 @@
 
 A batch is its bytes. Everything else is a view of them that is made when first asked for: the header is read
 at once (88 bytes), the columns when a value is wanted, messages when a caller iterates. A batch never
-changes; a slice shares its parent's columns, an assigned batch all of its parent's bytes but the prefix, and
-both get bytes of their own only if a caller asks for these in one piece.
+changes. An assigned batch shares all of its parent's bytes but the prefix, and gets bytes of its own only if
+a caller asks for these in one piece; a slice has its own.
 
 Safe to share between threads: the cached views are computed from immutable bytes, and computing one twice is
 harmless.
@@ -20,8 +20,8 @@ import msgspec
 import pyarrow as pa
 
 from sava.records import single
-from sava.records.columns import PRODUCER, PUBLISH_TIME, STORED_COLUMNS, Column, Encoding, join, schema_of
-from sava.records.decoder import decompress, publish_time_range, read_columns
+from sava.records.columns import PRODUCER, STORED_COLUMNS, Column, Encoding, join, schema_of
+from sava.records.decoder import decompress, read_columns
 from sava.records.encoder import (
     BatchPlace,
     EncodedBody,
@@ -33,6 +33,7 @@ from sava.records.encoder import (
 from sava.records.errors import BatchCorrupt, BatchUnassigned, OffsetOutside
 from sava.records.header import (
     HEADER_BYTES,
+    INT64_END,
     PREFIX_BYTES,
     UNASSIGNED,
     Buffer,
@@ -50,18 +51,18 @@ class RecordBatch:
     """One to about a million messages that belong together. Made by ``encode``, ``from_messages``,
     ``from_arrow`` or ``parse``."""
 
-    __slots__ = ("_columns", "_data", "_header", "_prefix")
+    __slots__ = ("_columns", "_data", "_prefix", "header")
 
     def __init__(
         self,
         header: Header,
-        data: bytes | memoryview | None,
+        data: bytes | memoryview,
         columns: tuple[Column, ...] | None,
         prefix: bytes | None = None,
     ) -> None:
-        """Not for callers: ``data`` or ``columns`` must be there and agree with ``header``; ``prefix`` stands
-        for the first bytes of ``data``."""
-        self._header = header
+        """Not for callers: ``data``, and ``columns`` if there are any, must agree with ``header``; ``prefix``
+        stands for the first bytes of ``data``."""
+        self.header = header
         self._data = data
         self._columns = columns
         self._prefix = prefix
@@ -181,7 +182,7 @@ class RecordBatch:
         decoded = [batch._decoded() for batch in batches]
         columns = [join(parts, counts) for parts in zip(*decoded, strict=True)]
         body = encode_columns(columns, sum(counts))
-        return cls._of(body, producer_id, base_sequence, batches[0]._header.codec)
+        return cls._of(body, producer_id, base_sequence, batches[0].header.codec)
 
     @classmethod
     def parse(cls, data: Buffer) -> RecordBatch:
@@ -200,24 +201,18 @@ class RecordBatch:
     # -- knowing ---------------------------------------------------------------------
 
     @property
-    def header(self) -> Header:
-        if self._data is None:  # a slice knows its length when it is put together
-            self._sealed()
-        return self._header
-
-    @property
     def base_offset(self) -> int:
-        return self._header.base_offset
+        return self.header.base_offset
 
     @property
     def next_offset(self) -> int:
-        return self._header.next_offset
+        return self.header.next_offset
 
     def __len__(self) -> int:
-        return self._header.count
+        return self.header.count
 
     def __repr__(self) -> str:
-        header = self._header
+        header = self.header
         return (
             f"<RecordBatch of {header.count}, offsets [{header.base_offset}, {header.next_offset}), "
             f"epoch {header.epoch}, producer {header.producer_id} from {header.base_sequence}>"
@@ -226,19 +221,17 @@ class RecordBatch:
     @property
     def data(self) -> bytes | memoryview:
         """The encoded batch in one piece. Of a batch from ``assigned`` it is put together now, and kept."""
-        data = self._sealed()
         if self._prefix is not None:
             # In this order: a thread that comes between the two puts the same bytes together once more.
-            self._data = data = b"".join((self._prefix, memoryview(data)[PREFIX_BYTES:]))
+            self._data = b"".join((self._prefix, memoryview(self._data)[PREFIX_BYTES:]))
             self._prefix = None
-        return data
+        return self._data
 
     @property
     def buffers(self) -> tuple[bytes, Any]:
         """The encoded batch in two pieces: the prefix, and the rest, which is not copied (a ``pa.Buffer``)
         unless it is small."""
-        rest = self._rest()  # first: a slice has its header from now on
-        return self._prefix or self._header.prefix(), rest
+        return self._prefix or self.header.prefix(), self._rest()
 
     def to_bytes(self) -> bytes:
         return bytes(self.data)
@@ -250,7 +243,7 @@ class RecordBatch:
 
     def verify_crc(self) -> None:
         """Raise BatchCorrupt unless the bytes are those that were sealed. Says nothing of who sealed them."""
-        if google_crc32c.value(self._rest()) != self._header.crc:
+        if google_crc32c.value(self._rest()) != self.header.crc:
             raise BatchCorrupt("the checksum does not match")
 
     def verify(self) -> RecordBatch:
@@ -261,7 +254,7 @@ class RecordBatch:
         calls it once at the door, so that no consumer ever meets a batch that it cannot read.
         """
         self.verify_crc()
-        if not single.is_sound(self._sealed(), self._header):
+        if not single.is_sound(self._data, self.header):
             self._decoded()
         return self
 
@@ -277,7 +270,7 @@ class RecordBatch:
 
     def messages(self, topic: str | None = None) -> Iterator[Message]:
         """The messages in order, with their offsets if assigned, and ``topic`` if given."""
-        header = self._header
+        header = self.header
         offsets = range(header.base_offset, header.next_offset) if header.is_assigned else repeat(None)
         return messages_of(self._decoded(), header.count, offsets, topic)
 
@@ -291,7 +284,7 @@ class RecordBatch:
 
     def is_of(self, producer: str) -> bool:
         """Whether the messages of a verified batch name this producer, or none."""
-        if self._data is not None and single.is_of(self._data, self._header, producer):
+        if single.is_of(self._data, self.header, producer):
             return True
         column = self._decoded()[PRODUCER]
         return column.encoding is Encoding.ABSENT or self.constant("producer") == producer
@@ -304,12 +297,12 @@ class RecordBatch:
         """
         schema = schema_of(tuple(columns))
         stored = {column.spec.name: column for column in self._decoded()}
-        count = self._header.count
+        count = self.header.count
         arrays = [stored[name].to_arrow(count) if name in stored else self._derived(name) for name in columns]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _derived(self, name: str) -> Any:
-        header = self._header
+        header = self.header
         if name == "sequence":
             return pa.arange(header.base_sequence, header.next_sequence)
         if name == "producer_id":
@@ -322,8 +315,9 @@ class RecordBatch:
 
     def assigned(self, *, topic_id: int, epoch: int, base_offset: int) -> RecordBatch:
         """The same batch at its place in a topic. It shares the bytes of this one: see ``buffers``."""
+        if topic_id < 0 or epoch < 0 or not 0 <= base_offset <= INT64_END - self.header.count:
+            raise BatchCorrupt(f"has no place at offset {base_offset} of topic {topic_id}, epoch {epoch}")
         header = msgspec.structs.replace(self.header, topic_id=topic_id, epoch=epoch, base_offset=base_offset)
-        check_header(header)
         return RecordBatch(header, self._data, None, header.prefix())
 
     def stamped(self, *, producer_id: int, base_sequence: int) -> RecordBatch:
@@ -337,7 +331,7 @@ class RecordBatch:
             base_offset=UNASSIGNED,
         )
         check_header(header)
-        sealed, body = header.sealed(), pa.py_buffer(self._sealed()).slice(HEADER_BYTES)
+        sealed, body = header.sealed(), pa.py_buffer(self._data).slice(HEADER_BYTES)
         header = header.replace(crc=google_crc32c.extend(google_crc32c.value(sealed), body))
         return RecordBatch(header, b"".join((header.prefix(), sealed, body)), None)
 
@@ -347,7 +341,7 @@ class RecordBatch:
 
         The slice keeps topic, epoch, producer, and each message its offset and sequence.
         """
-        header = self._header
+        header = self.header
         if not header.is_assigned:
             raise BatchUnassigned
         first = max(start, header.base_offset)
@@ -358,15 +352,14 @@ class RecordBatch:
             return self
         skip, stop = first - header.base_offset, next_offset - header.base_offset
         columns = tuple(column.slice(skip, stop) for column in self._decoded())
-        earliest, latest = publish_time_range(columns[PUBLISH_TIME].array)
-        part = header.replace(
-            base_offset=first,
-            count=stop - skip,
+        part, data = assemble(
+            encode_columns(columns, stop - skip),
+            producer_id=header.producer_id,
             base_sequence=header.base_sequence + skip,
-            min_publish_time=earliest,
-            max_publish_time=latest,
+            codec=header.codec,
+            place=BatchPlace(header.topic_id, header.epoch, first),
         )
-        return RecordBatch(part, None, columns)
+        return RecordBatch(part, data, columns)
 
     def select(self, rows: Sequence[int] | pa.Array) -> RecordBatch:
         """A new batch of the messages at these rows (counted from 0, ascending): a part of a batch for one of
@@ -374,39 +367,26 @@ class RecordBatch:
         Raises IndexError for a row that is not here, InvalidMessage for no row at all."""
         chosen = rows if isinstance(rows, pa.Array) else pa.array(rows, pa.int32())
         body = encode_columns([column.take(chosen) for column in self._decoded()], len(chosen))
-        return self._of(body, 0, 0, self._header.codec)
+        return self._of(body, 0, 0, self.header.codec)
 
     # -- views, made once ----------------------------------------------------------
 
-    def _sealed(self) -> bytes | memoryview:
-        """The encoded batch, with a prefix that may not be this one's."""
-        if self._data is None:
-            header, columns = self._header, self._decoded()
-            self._header, self._data = assemble(
-                encode_columns(columns, header.count),
-                producer_id=header.producer_id,
-                base_sequence=header.base_sequence,
-                codec=header.codec,
-                place=BatchPlace(header.topic_id, header.epoch, header.base_offset),
-            )
-        return self._data
-
     def _rest(self) -> Any:
         """The sealed part. pa.Buffer lends its memory to checksums; a memoryview would have to be copied."""
-        data = self._sealed() if self._data is None else self._data
+        data = self._data
         if type(data) is bytes and len(data) <= single.SMALL:
             return data[PREFIX_BYTES:]
         return pa.py_buffer(data).slice(PREFIX_BYTES)
 
     def _decoded(self) -> tuple[Column, ...]:
         if self._columns is None:
-            self._columns = read_columns(self._body(), self._header)
+            self._columns = read_columns(self._body(), self.header)
         return self._columns
 
     def _body(self) -> Any:
         body = pa.py_buffer(self._data).slice(HEADER_BYTES)
-        if self._header.codec is not Compression.NONE:
-            return decompress(self._header.codec, body, self._header.body_size)
+        if self.header.codec is not Compression.NONE:
+            return decompress(self.header.codec, body, self.header.body_size)
         if body.address % 8:
             # Arrow's kernels may assume that numbers are aligned. A batch in a buffer of its own always is.
             return pa.py_buffer(body.to_pybytes())

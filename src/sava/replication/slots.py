@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from sava.errors import SavaError
 from sava.metadata.store import MetadataStore
 from sava.replication.records import EARLIEST, LATEST
-from sava.storage.source_positions import replication_slot
+from sava.storage.keys import replication_slot
 from sava.tasks import cancelled
 from sava.topics import specs
 from sava.topics.names import TopicName

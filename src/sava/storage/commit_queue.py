@@ -120,7 +120,8 @@ class CommitQueue:
         fail: Callable[[BaseException], None],
     ) -> None:
         """``complete`` is called for each record, in order. ``advanced`` gets a position before which
-        everything is committed and completed; ``has_room`` is called when completions may have made room."""
+        everything is committed and completed, which may have made room; ``has_room`` is called when something
+        else may have."""
         self._loop = asyncio.get_running_loop()
         self._log = log
         self._complete = complete
@@ -222,7 +223,6 @@ class CommitQueue:
             record = uncommitted.popleft()
             self._finish(record, record.outcome)
         self._advanced(position)
-        self._has_room()
 
     def _fail_uncommitted(self, error: BaseException) -> None:
         """Nothing of it will be acknowledged. What the disk refused was refused for that reason."""

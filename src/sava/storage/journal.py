@@ -234,6 +234,8 @@ class Journal:
 
     def _advanced(self, position: int) -> None:
         """What lies before the position is committed, and its callers know."""
+        if self._waiting:
+            self._admit_next()
         if not self._reserved and position > self._end:
             # Notes. While a frame is in flight this would say nothing: it can be committed before this thread
             # hears of it, and is in no index until then.

@@ -114,3 +114,24 @@ def parse_object_key(key: str) -> ObjectName | None:
     namespace, name, topic_id, start, end, epoch, suffix = match.groups()
     parsed = ObjectName(TopicKey(namespace, name, int(topic_id)), int(start), int(end), int(epoch), suffix)
     return parsed if object_key(parsed) == key else None
+
+
+# -- names of subscriptions ------------------------------------------------------------------------
+
+
+SLOT_PREFIX: Final = "sava-link."
+"""Of the subscriptions that are replication slots."""
+
+
+def replication_slot(remote: str) -> str:
+    """The subscription that keeps messages until the remote cluster has them."""
+    return f"{SLOT_PREFIX}{remote}"
+
+
+def slot_remote(subscription: str) -> str | None:
+    """None: it is no link's."""
+    return subscription.removeprefix(SLOT_PREFIX) if subscription.startswith(SLOT_PREFIX) else None
+
+
+def is_replication_slot(subscription: str) -> bool:
+    return subscription.startswith(SLOT_PREFIX)

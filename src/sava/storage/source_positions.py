@@ -496,22 +496,3 @@ def _attribute(attributes: Any, name: str) -> Any:
         if rows.equals(pa.arange(0, len(attributes))):
             return attributes.items.take(found)
     return pc.map_lookup(attributes, pa.scalar(name), "first")
-
-
-# -- replication slots -----------------------------------------------------------------------------
-
-
-SLOT_PREFIX: Final = "sava-link."
-
-
-def replication_slot(remote: str) -> str:
-    return f"{SLOT_PREFIX}{remote}"
-
-
-def slot_remote(subscription: str) -> str | None:
-    """None: it is no link's."""
-    return subscription.removeprefix(SLOT_PREFIX) if subscription.startswith(SLOT_PREFIX) else None
-
-
-def is_replication_slot(subscription: str) -> bool:
-    return subscription.startswith(SLOT_PREFIX)

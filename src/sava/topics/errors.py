@@ -107,6 +107,15 @@ class SchemaRefused(CallerError):
     ``sava schemas topic`` shows which schema it is."""
 
 
+class NotController(RetryableError):
+    """Only the leader decides who serves what. ``leader`` is its node id, 0 if not known."""
+
+    def __init__(self, leader: int = 0) -> None:
+        where = f"broker {leader} leads" if leader else "it is not known who leads at the moment"
+        super().__init__(f"this broker does not lead the cluster; {where}")
+        self.leader = leader
+
+
 class NotOwner(RetryableError):
     """Another broker serves the topic, or none does yet. ``owner`` is its node id, 0 if not known."""
 

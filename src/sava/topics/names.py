@@ -12,7 +12,7 @@ import re
 from typing import Final, NamedTuple
 
 from sava.errors import CallerError, shown
-from sava.storage.source_positions import SLOT_PREFIX, is_replication_slot
+from sava.storage.keys import SLOT_PREFIX, is_replication_slot
 
 MAX_NAME_BYTES: Final = 200
 """Leaves room for the suffix of a partition within what storage accepts."""

@@ -37,7 +37,7 @@ from sava.metadata.records import (
 )
 from sava.records import Message
 from sava.storage.errors import OffsetOutOfRange
-from sava.storage.source_positions import is_replication_slot, slot_remote
+from sava.storage.keys import is_replication_slot, slot_remote
 from sava.storage.topic_log import TopicLog
 from sava.tasks import SingleFlight, Slices
 from sava.topics import specs
@@ -51,13 +51,7 @@ from sava.topics.errors import (
     SubscriptionMismatch,
     SubscriptionUnknown,
 )
-from sava.topics.names import (
-    MAX_NAME_BYTES,
-    InvalidName,
-    TopicName,
-    check_name,
-    check_unreserved,
-)
+from sava.topics.names import MAX_NAME_BYTES, InvalidName, TopicName, check_name, check_unreserved
 from sava.topics.ownership import Tenure
 from sava.topics.publishing import DecodeBudget
 from sava.topics.registry import PrincipalRoom

@@ -202,8 +202,9 @@ class Log:
     ) -> list[int]:
         """As ``append``, with one ``write`` for all; all or nothing on DiskFull. A caller that calls ``sync``
         next says so: what is small is then durable already, if that takes one call of the disk instead of
-        two."""
-        self.check(records)
+        two. It has called ``check`` for these records, when it accepted them."""
+        if not is_synced_next:
+            self.check(records)
         self._check_usable()
         if not records:
             return []

@@ -1,5 +1,27 @@
-"""Invariants: what must hold after every event, one small file per property. Their numbers are those of
-docs/testing.md.
+"""Invariants: what must hold after every event, one small file per property.
+
+I1   at most one leader per term, ever
+I2   a leader never removes or overwrites an entry in its own term
+I3   same index and term, same log before it
+I4   a leader holds every entry committed before its term
+I5   same applied index, same state
+I6   what a leader commits is durable on a majority (of both halves while joint)
+I7   what is committed at an index never changes
+I8   compacted ≤ durable snapshot ≤ applied ≤ commit ≤ last, on every node
+I9   term, vote, revision and lease generation never go back, over restarts too
+I10  one candidate per node and term, by the votes that were really sent
+I11  no message leaves before the batch that it depends on is durable
+I12  at most one uncommitted configuration; consecutive ones overlap or are joined
+I13  each request of a session has effect once
+I14  snapshot plus tail gives the same state as the whole log
+I15  what is decoded is what was encoded; snapshots are equal bytes on all nodes
+I16  the history of each key is linearizable, compare-and-swap and deletes included
+I17  an acknowledged write is there after healing
+I18  so is a value that a linearizable read has shown
+I19  every value was written by a client
+I20  the predecessor that a write reports is the newest committed one below it
+I21  an unknown outcome is never taken for absence
+I22  a watcher sees growing revisions without gaps, or learns that it must read again
 
 Each invariant listens to the moments that can break it and looks only at the node that moved, so checking
 costs what changed and not what exists. The moments:

@@ -265,3 +265,21 @@ def test_no_command_waits_for_what_only_others_need() -> None:
     code = f"import sys, sava.cli.main; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_no_command_that_asks_a_broker_waits_for_arrow() -> None:
+    groups = [
+        "brokers",
+        "cluster",
+        "ledgers",
+        "meta",
+        "pipelines",
+        "replication",
+        "schemas",
+        "subscriptions",
+        "topics",
+    ]
+    modules = ", ".join(f"sava.cli.{group}" for group in groups)
+    code = f"import sys, sava.api.admin_client, {modules}; print({{'pyarrow', 'numpy'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -88,7 +88,7 @@ def make_core(
     seed: int = 1,
 ) -> RaftCore:
     found = recovered(members, terms, term=term, vote=vote, commit=commit)
-    return RaftCore(NodeId(node), config, found, Random(f"{seed}/{node}"))
+    return RaftCore(NodeId(node), config, found, Random(f"{seed}/{node}").randrange)
 
 
 def drain(core: RaftCore, *, persist: bool = True) -> list[Output]:
@@ -184,7 +184,7 @@ class Node:
     def start(self) -> None:
         self.lives += 1
         rng = Random(f"{self.cluster.seed}/{self.id}/{self.lives}")
-        self.core = RaftCore(self.id, self.cluster.config_of(self.id), self.disk.recover(), rng)
+        self.core = RaftCore(self.id, self.cluster.config_of(self.id), self.disk.recover(), rng.randrange)
         self.is_up = True
         self.unwritten: list[Output] = []
         self.outputs: list[Output] = []

@@ -136,10 +136,12 @@ def test_a_snapshot_of_handed_out_but_unapplied_entries_is_refused():
 def test_recovery_without_a_recorded_compacted_term_gives_up_one_entry():
     entries = entries_of([1, 1, 2, 2], start=5)
     snapshot = SnapshotMeta(7, 2, THREE, 0, b"d")
-    core = RaftCore(N1, CONFIG, Recovered(HardState(2, NO_NODE, 8), snapshot, entries), Random(1))
+    core = RaftCore(N1, CONFIG, Recovered(HardState(2, NO_NODE, 8), snapshot, entries), Random(1).randrange)
     assert core.status().first_index == 6
     assert core.term_at(5) == 1
-    known = RaftCore(N1, CONFIG, Recovered(HardState(2, NO_NODE, 8), snapshot, entries, 1), Random(1))
+    known = RaftCore(
+        N1, CONFIG, Recovered(HardState(2, NO_NODE, 8), snapshot, entries, 1), Random(1).randrange
+    )
     assert known.status().first_index == 5
     assert known.term_at(4) == 1
 
@@ -154,13 +156,13 @@ def test_recovery_without_a_recorded_compacted_term_gives_up_one_entry():
 )
 def test_recovery_refuses_a_log_with_holes_or_of_another_history(entries, snapshot):
     with pytest.raises(InvariantError):
-        RaftCore(N1, CONFIG, Recovered(HardState(9, NO_NODE, 0), snapshot, entries), Random(1))
+        RaftCore(N1, CONFIG, Recovered(HardState(9, NO_NODE, 0), snapshot, entries), Random(1).randrange)
 
 
 def test_recovery_takes_entries_before_an_installed_snapshot_as_superseded():
     snapshot = SnapshotMeta(9, 2, THREE, 0, b"d")
     core = RaftCore(
-        N1, CONFIG, Recovered(HardState(2, NO_NODE, 3), snapshot, entries_of([1, 1, 1])), Random(1)
+        N1, CONFIG, Recovered(HardState(2, NO_NODE, 3), snapshot, entries_of([1, 1, 1])), Random(1).randrange
     )
     status = core.status()
     assert (status.commit, status.first_index, status.last_index) == (9, 10, 9)

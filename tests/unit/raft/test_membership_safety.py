@@ -148,7 +148,7 @@ def test_s38_restart_with_only_an_appended_configuration_uses_it():
     found = recovered(membership([1, 2, 3]), [1, 1], commit=2)
     disk = Disk(found)
     disk.entries.append(membership_entry(3, 1, joint))
-    core = RaftCore(N2, CoreConfig(), disk.recover(), Random(1))
+    core = RaftCore(N2, CoreConfig(), disk.recover(), Random(1).randrange)
     assert core.status().commit == 2
     assert core.status().membership == joint
     assert core.status().membership_index == 3

@@ -9,7 +9,7 @@ from sava.replication import control
 from sava.replication.links import Extent
 from sava.replication.policies import Scope
 from sava.replication.records import ReplicationBusy
-from sava.storage.source_positions import replication_slot
+from sava.storage.keys import replication_slot
 from sava.topics.names import TopicName
 from sava.topics.specs import EARLIEST, AtOffset, AtTime, subscription_key
 from tests.unit.replication.world import NORTH, ORDERS, World, world

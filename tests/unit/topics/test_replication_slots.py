@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sava.config import Config, PolicySettings, ReplicationSettings
-from sava.storage.source_positions import replication_slot
+from sava.storage.keys import replication_slot
 from sava.storage.types import Segment
 from sava.topics.errors import SubscriptionUnknown
 from sava.topics.names import InvalidName, TopicName

@@ -36,7 +36,7 @@ from sava.peers.forwarding import Forwarder
 from sava.proto import brokers_pb2 as pb
 from sava.proto import brokers_pb2_grpc as rpc
 from sava.raft.types import NO_NODE
-from sava.storage.source_positions import is_replication_slot
+from sava.storage.keys import is_replication_slot
 from sava.supervisor import Supervisor
 from sava.tasks import cancelled
 from sava.topics.errors import MessageInvalid

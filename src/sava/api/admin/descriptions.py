@@ -35,7 +35,7 @@ from sava.peers.partition_calls import (
 )
 from sava.proto import topics_admin_pb2 as pb
 from sava.storage.catalog import known_state
-from sava.storage.source_positions import is_replication_slot
+from sava.storage.keys import is_replication_slot
 from sava.storage.types import TopicKey
 from sava.tasks import Slices, spread
 from sava.topics.errors import MessageInvalid, SubscriptionUnknown, TopicUnknown

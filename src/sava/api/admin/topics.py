@@ -31,7 +31,7 @@ from sava.peers.forwarding import is_forwarded, is_from_broker
 from sava.peers.guard import may_see, may_see_namespace
 from sava.proto import topics_admin_pb2 as pb
 from sava.proto import topics_admin_pb2_grpc as rpc
-from sava.storage.source_positions import is_replication_slot
+from sava.storage.keys import is_replication_slot
 from sava.tasks import cancelled
 from sava.topics import specs
 from sava.topics.errors import MessageInvalid, NamespaceExists, SubscriptionExists, TopicExists, TopicMismatch

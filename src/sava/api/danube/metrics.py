@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from sava.api.metrics import Family, counters, gauges
 from sava.api.metrics.topics import Figures, subscription_figures
 from sava.cluster.controller import Controller
-from sava.storage.source_positions import is_replication_slot
+from sava.storage.keys import is_replication_slot
 from sava.topics.dispatch.core import Counters
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription

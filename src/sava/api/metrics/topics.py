@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from sava.api.metrics import Family, counter, counters, gauge, gauges
 from sava.storage.broker_storage import BrokerStorage
-from sava.storage.source_positions import is_replication_slot
+from sava.storage.keys import is_replication_slot
 from sava.topics.dispatch.core import Counters
 from sava.topics.names import TopicName
 from sava.topics.non_reliable import NonReliableSubscription

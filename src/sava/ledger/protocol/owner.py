@@ -135,6 +135,10 @@ class Owner:
         self._window = window
         self._tried: list[LedgerRecord] = []
         """Changes that may have happened, or may yet happen, on top of ``record``; the last is wanted."""
+        self._in_force = [record.last]
+        """The last fragment of every record that may be the ledger's."""
+        self.is_degraded = record.is_degraded
+        """Whether fewer copies are enough at the moment than were asked for, by the record that is stored."""
         self._durable: dict[StorageId, int] = {}
         """What each disk has said; true from then on, so it outlives connections."""
         self._streams: dict[StorageId, _Stream] = {}
@@ -201,14 +205,14 @@ class Owner:
     # -- hearing from disks ------------------------------------------------------------------
 
     def receive(self, message: JoinAnswer | Durable | LedgerRefused) -> None:
-        """From a mirror, or Durable of the own disk."""
+        """From a mirror."""
         if isinstance(message, LedgerRefused):
             self._refused(message)
         elif isinstance(message, Durable):
-            self._advance(message.storage, message.end)
+            self.advance(message.storage, message.end)
         else:
             self._streams[message.storage] = _Stream(message.end, message.end)
-            self._advance(message.storage, message.durable)
+            self.advance(message.storage, message.durable)
 
     def _refused(self, message: LedgerRefused) -> None:
         if message.reason is RefusalReason.FENCED:
@@ -222,20 +226,16 @@ class Owner:
         else:
             self._streams.pop(message.storage, None)
 
-    def _advance(self, storage: StorageId, end: int) -> None:
+    def advance(self, storage: StorageId, end: int) -> None:
+        """The disk, a mirror's or the own one, has everything before ``end``."""
         if end > self._durable.get(storage, 0):
             self._durable[storage] = end
-        self._recount()
+            self._recount()
 
     def _recount(self) -> None:
         if not self.is_fenced:
             reached = min([committed(fragment, self._durable) for fragment in self._in_force])
             self.commit = max(self.commit, reached)
-
-    @property
-    def _in_force(self) -> list[Fragment]:
-        """The last fragment of every record that may be the ledger's."""
-        return [self.record.last, *[record.last for record in self._tried]]
 
     def durable_end(self, storage: StorageId) -> int:
         """As far as it is known; for figures."""
@@ -280,12 +280,15 @@ class Owner:
             raise LedgerFenced(self.ledger)
         if record != self.record and record not in self._tried:
             self._tried.append(record)
+            self._in_force.append(record.last)
 
     def stored(self, record: LedgerRecord, revision: int) -> None:
         """The record is this one, by our own hand: no other try on the former revision can happen any
         more."""
         self.record, self.revision = record, revision
+        self.is_degraded = record.is_degraded
         self._tried.clear()
+        self._in_force = [record.last]
         self._recount()
 
     def found(self, record: LedgerRecord | None, revision: int) -> None:

@@ -136,7 +136,7 @@ class Replica:
     def _start(self, bootstrap: Bootstrap, recovered: Recovered) -> None:
         self._bootstrap = bootstrap
         self._applier.begin(recovered.snapshot)
-        self.core = RaftCore(self._node, self._config.core, recovered, self._rng)
+        self.core = RaftCore(self._node, self._config.core, recovered, self._rng.randrange)
         if self.core.membership.all_voters == (self._node,):
             self.core.campaign()  # there is no other to wait for
 

@@ -211,7 +211,7 @@ class Router:
 
     def look_at(self, core: RaftCore) -> None:
         """After each round of the core's outputs: who leads now, and what follows from it."""
-        leading_term = core.term if core.role is Role.LEADER else 0
+        leading_term = core.leading_term
         if leading_term != self.leading_term:
             if self.leading_term:
                 self._lose_leadership(f"node {self._node} no longer leads")

@@ -38,7 +38,7 @@ from sava.client.errors import ClientError
 from sava.client.subscribe_stream import coalesced
 from sava.pipeline.replicate.target import LinkEnds
 from sava.proto import replica_pb2 as pb
-from sava.storage.source_positions import is_replication_slot, replication_slot
+from sava.storage.keys import is_replication_slot, replication_slot
 from sava.tasks import Backoff
 
 log = logging.getLogger(__name__)
