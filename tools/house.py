@@ -69,8 +69,10 @@ SHARED_NAMES: Final[dict[str, tuple[frozenset[str], str]]] = {
         ("ConsumerReplaced", ("client/errors.py", "topics/errors.py"), REPORTED),
         ("DuplicateForgotten", ("client/errors.py", "storage/producers.py"), REPORTED),
         ("OutcomeUnknown", ("client/errors.py", "metadata/errors.py"), REPORTED),
+        ("PermissionDenied", ("client/errors.py", "security/permissions.py"), REPORTED),
         ("ProducerFenced", ("client/errors.py", "topics/errors.py"), REPORTED),
         ("TopicUnknown", ("client/errors.py", "topics/errors.py"), REPORTED),
+        ("Unauthenticated", ("client/errors.py", "security/permissions.py"), REPORTED),
         ("Unavailable", ("client/errors.py", "metadata/errors.py"), REPORTED),
     )
 }

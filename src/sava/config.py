@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from sava import danube_config
 from sava.danube_config import NotTranslatable
 from sava.errors import HostError
-from sava.security.tokens import TokenIssuer, check_jwks_url
+from sava.security.tokens import TokenIssuer, check_jwks_url, write_private
 
 ENVIRONMENT_PREFIX = "SAVA__"
 PULSAR_CREATE = "createTopicToRemoteClusterForReplication"
@@ -56,8 +56,8 @@ class PortSettings(SettingsSection):
 
 
 class BrokerSettings(SettingsSection):
-    host: str = "0.0.0.0"
-    """The address to bind."""
+    host: str = "127.0.0.1"
+    """The address to bind: this machine alone, unless it is set. ``0.0.0.0``: all of its addresses."""
     advertised_host: str = ""
     """The name by which other brokers and clients reach this one; by default ``host``, or the machine's
     name when ``host`` is a wildcard. The one setting that differs between brokers: give it as
@@ -391,6 +391,22 @@ class Config(SettingsSection):
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
     _notes: tuple[str, ...] = PrivateAttr(())
+    _jwt_secret: str = PrivateAttr("")
+
+    def keep_secret(self) -> None:
+        """Write a secret that stands in Danube's file where brokers read secrets: in a file of its own.
+        Raises ConfigInvalid."""
+        path = self.meta_store.data_dir / danube_config.JWT_SECRET
+        if not self._jwt_secret or all(each.secret_file != path for each in self.auth.tokens):
+            return
+        content = self._jwt_secret.encode() + b"\n"
+        try:
+            if path.exists() and path.read_bytes() == content:
+                return
+            path.unlink(missing_ok=True)
+            write_private(path, content)
+        except OSError as error:
+            raise ConfigInvalid(f"auth.jwt: the secret cannot be kept in {path}: {error.strerror}") from error
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -417,11 +433,28 @@ def load(
     tree = underlay or {}
     for above in (file.tree, overrides(environment), overlay or {}):
         tree = _merge(tree, above)
+    if file.jwt_secret:
+        tree = _with_jwt_secret(tree)
     config = check(tree, source=source)
+    config._jwt_secret = file.jwt_secret
     config._notes = tuple(file.notes)
     for name, value in file.environment.items():  # the object store's client looks for it there
         os.environ.setdefault(name, value)
     return config
+
+
+def _with_jwt_secret(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree in which tokens as Danube's are checked by a file in the directory of the metadata store."""
+    meta_store = tree.get("meta_store")
+    given = meta_store.get("data_dir") if isinstance(meta_store, dict) else None
+    path = Path(given or MetaStoreSettings().data_dir) / danube_config.JWT_SECRET
+    tokens = [
+        {**each, "secret_file": str(path)}
+        if isinstance(each, dict) and each.get("secret_file") == danube_config.JWT_SECRET
+        else each
+        for each in tree["auth"].get("tokens", ())
+    ]
+    return _merge(tree, {"auth": {"tokens": tokens}})
 
 
 def check(tree: dict[str, Any], *, source: str) -> Config:

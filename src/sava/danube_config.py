@@ -34,6 +34,14 @@ class Translation:
     notes: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     """What the object store's client is to find in the environment, unless it is there already."""
+    jwt_secret: str = field(default="", repr=False)
+    """What signs tokens. It belongs into the file ``JWT_SECRET`` of the metadata store's directory."""
+
+
+JWT_SECRET: Final = "danube_jwt_secret"
+"""The name of the file that a broker makes of the secret in a file of Danube's."""
+DANUBE_ISSUER: Final = "danube-auth"
+FIRST_ADMIN: Final = "user:admin"
 
 
 def _host(value: Any) -> str:
@@ -74,7 +82,6 @@ _TRIMMED: Final = (
     "policies.retention_size_mb say how long a topic keeps them"
 )
 _RAFT: Final = "metadata is in the embedded Raft store"
-_TOKENS: Final = "tokens are not checked; with auth.tls every client must show a certificate"
 WITHOUT_MEANING: Final = {
     "broker.advertised_listeners.connect_url": "every broker is reached at its own address",
     "meta_store_host": _RAFT,
@@ -95,7 +102,6 @@ WITHOUT_MEANING: Final = {
     "storage.wal": f"{_SYNCED}, and the journal bounds its files and its cache itself",
     "storage.write_buffer": "journals have copies on other brokers' disks (journal.write_quorum)",
     "policies.max_dispatch_rate": "policies.max_subscription_dispatch_rate limits each subscription",
-    "auth.jwt": _TOKENS,
     "auth.tls.verify_client": "auth.tls.client_certificates says whether clients show certificates",
 }
 
@@ -121,6 +127,7 @@ def translated(given: Mapping[str, Any]) -> Translation:
     """Raises NotTranslatable."""
     done = Translation(_copied(given))
     _translate_auth(done)
+    _translate_admin_tls(done)
     _translate_store(done)
     for source, (target, convert) in MOVED.items():
         if _has(done.tree, source):
@@ -139,8 +146,8 @@ def translated(given: Mapping[str, Any]) -> Translation:
 
 
 def _translate_auth(done: Translation) -> None:
-    """Danube names a mode, and secures its admin port apart from the others; here all ports have TLS when
-    ``auth.tls`` has files."""
+    """Danube names a mode; here all ports have TLS when ``auth.tls`` has files, and tokens count when
+    ``auth.tokens`` names who signs them."""
     auth = done.tree.get("auth")
     mode = _taken(done.tree, "auth.mode") if _has(done.tree, "auth.mode") else None
     if mode not in (None, "none", "tls", "tlswithjwt"):
@@ -153,9 +160,65 @@ def _translate_auth(done: Translation) -> None:
         done.notes.append("auth.tls is ignored: auth.mode is none")
     elif has_tls:
         done.notes.append("auth.mode is ignored: the ports have TLS when auth.tls has files")
+        _know_brokers(done)
+    if mode == "tlswithjwt":
+        _translate_jwt(done)
+    elif _has(done.tree, "auth.jwt"):
+        _taken(done.tree, "auth.jwt")
+        done.notes.append(f"auth.jwt is ignored: auth.mode is {mode or 'not tlswithjwt'}")
+    if mode in ("tls", "tlswithjwt") and not _has(done.tree, "auth.super_admins"):
+        # Danube's files from before it had roles: here every call needs one, which a first must grant.
+        _branch(done.tree, "auth.super_admins")["super_admins"] = [FIRST_ADMIN]
+        done.notes.append(
+            f"auth.super_admins is not set: {FIRST_ADMIN} may do everything, and grants the others their "
+            "roles (`sava auth bindings create`)"
+        )
+
+
+def _know_brokers(done: Translation) -> None:
+    """Certificates that were made for Danube name hosts, and no brokers."""
+    tls = done.tree["auth"]["tls"]
+    if isinstance(tls, dict) and "ca_file" in tls and "broker_ca_file" not in tls:
+        tls["broker_ca_file"] = tls["ca_file"]
+        done.notes.append(
+            "auth.tls.broker_ca_file is not set: a certificate of auth.tls.ca_file that names a broker's "
+            "host is that broker's"
+        )
+
+
+def _translate_jwt(done: Translation) -> None:
+    jwt = _taken(done.tree, "auth.jwt") if _has(done.tree, "auth.jwt") else None
+    secret = jwt.get("secret_key") if isinstance(jwt, dict) else None
+    if not isinstance(jwt, dict) or secret in (None, ""):
+        raise NotTranslatable("auth.mode: tlswithjwt needs auth.jwt.secret_key")
+    text = str(secret)
+    if text.strip() != text or len(text.splitlines()) != 1:
+        raise NotTranslatable(
+            "auth.jwt.secret_key: it has a line break, or a space at an end; put a secret without into a "
+            "file, and name that in auth.tokens (secret_file)"
+        )
+    if unknown := jwt.keys() - {"secret_key", "issuer", "expiration_time"}:
+        raise NotTranslatable(f"auth.jwt.{min(unknown)}: unknown key")
+    auth = _branch(done.tree, "auth.tokens")
+    auth["tokens"] = [
+        *(auth.get("tokens") or ()),
+        {"issuer": jwt.get("issuer") or DANUBE_ISSUER, "algorithm": "HS256", "secret_file": JWT_SECRET},
+    ]
+    done.jwt_secret = text
+    done.notes.append(
+        f"auth.jwt is auth.tokens here: the secret is kept in the file {JWT_SECRET} of meta_store.data_dir"
+    )
+    if "expiration_time" in jwt:
+        done.notes.append("auth.jwt.expiration_time is ignored: every token says when it ends")
+
+
+def _translate_admin_tls(done: Translation) -> None:
+    """Danube secures its admin port apart from the others."""
+    auth = done.tree.get("auth")
+    has_tls = isinstance(auth, dict) and auth.get("tls") is not None
     if not _has(done.tree, "admin_tls"):
         return
-    if _taken(done.tree, "admin_tls") and not (has_tls and mode != "none"):
+    if _taken(done.tree, "admin_tls") and not has_tls:
         raise NotTranslatable("admin_tls: the admin port has TLS when auth.tls has files; set those")
     done.notes.append("admin_tls is ignored: the admin port follows auth.tls")
 

@@ -9,6 +9,7 @@ Everything is below one directory:
     broker-1.log …       what each says
     checkpoints/         how far pipelines are, if there is a runner beside the brokers
     pipelines.log        what that says
+    secure/              keys, certificates, and a token for a user of each role, if the cluster is secured
 
 Ports are chosen once. A member of a cluster is known by its address, so a second start uses the same ones and
 is refused when another process has taken one meanwhile. Two do not run on one directory: this process holds
@@ -23,7 +24,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,12 +37,18 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import yaml
 
 from sava.api.admin_client import AdminClient
+from sava.config import Config
 from sava.errors import HostError, RetryableError
 from sava.metadata.errors import OutcomeUnknown
 from sava.metadata.identity import NODE_ID
 from sava.proto import admin_pb2 as pb
+from sava.proto import security_pb2
+from sava.security.credentials import PLAIN, Credentials, Tls
+from sava.security.permissions import ROLES
+from sava.security.provision import Provision
 from sava.wal.disk import LocalDisk
 from sava.wal.errors import DirectoryLocked
 
@@ -47,6 +56,11 @@ HOST: Final = "127.0.0.1"
 LAYOUT: Final = "local-cluster.json"
 SETTINGS: Final = "sava.yml"
 DEFAULT_BROKERS: Final = 3
+SECURE: Final = "secure"
+TOKEN_S: Final = 365 * 86400.0
+RENEW_S: Final = 30 * 86400.0
+"""A token that ends within this time is made again at a start."""
+ADMIN: Final = "admin"
 START_TIMEOUT_S: Final = 120.0
 """Ready within some four seconds by themselves; a busy machine was seen to take a minute. A broker that ends
 is not waited for."""
@@ -90,6 +104,8 @@ class LocalProcess:
     def __init__(self, name: str, log: Path, command: list[str]) -> None:
         self.name = name
         self.log = log
+        self.environment: dict[str, str] = {}
+        """Beside that of this process."""
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -105,7 +121,13 @@ class LocalProcess:
     def start(self) -> None:
         with self.log.open("ab") as log:
             # Not asyncio's: the caller may run on uvloop, which runs Python between fork and exec.
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
+            )
 
     def send(self, number: signal.Signals) -> None:
         if self._process is not None:
@@ -233,7 +255,7 @@ class LocalBroker(RestartedProcess):
 
 class LocalCluster:
     """Owned by one task. ``pipelines``: with a runner beside the brokers. ``restart``: a broker that ends by
-    itself is started again."""
+    itself is started again. ``secure``: with TLS and tokens; a cluster that was secured once stays so."""
 
     def __init__(
         self,
@@ -243,9 +265,13 @@ class LocalCluster:
         port_base: int | None = None,
         pipelines: bool = False,
         restart: bool = False,
+        secure: bool = False,
     ) -> None:
         self.root = root.absolute()
         self._restart = restart
+        self._wants_security = secure
+        self.secured: Provision | None = None
+        """Its keys and tokens; None: every caller may do everything."""
         self._wanted = brokers
         self._port_base = port_base
         self._disk: LocalDisk | None = None
@@ -265,6 +291,7 @@ class LocalCluster:
         follow, whatever comes of it."""
         self._lock()
         layout = self._layout()
+        self.secured = self._provision()
         self.brokers = [
             LocalBroker(self.root, number, ports, restart=self._restart)
             for number, ports in enumerate(layout.brokers, 1)
@@ -283,6 +310,7 @@ class LocalCluster:
                 await self._init()
                 await asyncio.gather(*(self._until(broker, "/readyz") for broker in self.brokers))
                 await asyncio.gather(*(self._identify(broker) for broker in self.brokers))
+                await self._grant()
         except TimeoutError as error:
             raise LocalClusterFailed(
                 f"the brokers were not ready within {START_TIMEOUT_S:.0f} s; their logs are in {self.root}"
@@ -297,7 +325,13 @@ class LocalCluster:
             *(sys.executable, "-P", "-m", "sava.cli", "pipelines", "run", "--admin", admin),
             *("--checkpoints", str(self.root / "checkpoints")),
         ]
-        return LocalRunner(self.root, command)
+        runner = LocalRunner(self.root, command)
+        if self.secured is not None:
+            runner.environment = {
+                "SAVA_TLS_CA": str(self.secured.ca_file),
+                "SAVA_TOKEN_FILE": str(self.secured.token_file("pipeline-runner")),
+            }
+        return runner
 
     async def next_end(self, tell: Callable[[str], None] = lambda text: None) -> LocalProcess:
         """A process that has ended, by itself or by another's hand, and was not returned yet. Meanwhile those
@@ -398,6 +432,60 @@ class LocalCluster:
             )
         return layout
 
+    # -- security ----------------------------------------------------------------------------
+
+    def _provision(self) -> Provision | None:
+        """What is there, or what ``--secure`` adds. Raises LocalClusterFailed."""
+        directory, settings = self.root / SECURE, self.root / SETTINGS
+        given = yaml.safe_load(settings.read_text()) or {}
+        is_done = directory.is_dir() and "auth" in given
+        if not is_done and not self._wants_security:
+            return None
+        if "auth" in given and not is_done:
+            raise LocalClusterFailed(
+                f"{settings} has a section auth of its own; remove it, or start without --secure"
+            )
+        provision = Provision(
+            directory=directory,
+            cluster_name=given.get("cluster_name") or Config().cluster_name,
+            admin=ADMIN,
+            ttl_s=TOKEN_S,
+            has_authority=True,
+            brokers=[HOST],
+            users=[role for role in ROLES if role != ADMIN],
+        )
+        if is_done:
+            provision.renew_tokens(RENEW_S)
+            return provision
+        # Last, in one step: a start that ends before it begins again from nothing.
+        shutil.rmtree(directory, ignore_errors=True)
+        provision.write()
+        draft = settings.with_suffix(".draft")
+        draft.write_text(f"{settings.read_text()}{provision.section()}")
+        draft.replace(settings)
+        return provision
+
+    @property
+    def credentials(self) -> Credentials:
+        """Of its administrator."""
+        if self.secured is None:
+            return PLAIN
+        return Credentials(tls=Tls(self.secured.ca_file), token=self.secured.token_file(ADMIN))
+
+    async def _grant(self) -> None:
+        """To one user of each role, that role. Repeating it changes nothing."""
+        if self.secured is None:
+            return
+        async with AdminClient(self.brokers[0].admin, self.credentials) as client:
+            for role in ROLES:
+                binding = security_pb2.Binding(principal=f"user:{role}", role=role, scope="cluster")
+                while True:
+                    try:
+                        await client.ask(binding, "CreateBinding", timeout=CALL_TIMEOUT_S)
+                        break
+                    except (RetryableError, OutcomeUnknown):
+                        await asyncio.sleep(POLL_S)
+
     # -- starting ----------------------------------------------------------------------------
 
     async def _until(self, broker: LocalBroker, page: str) -> None:
@@ -411,7 +499,7 @@ class LocalCluster:
     async def _init(self) -> None:
         """Repeating it is harmless, so it is repeated until it is known to be done."""
         request = pb.InitRequest(nodes=[broker.raft for broker in self.brokers])
-        async with AdminClient(self.brokers[0].admin) as client:
+        async with AdminClient(self.brokers[0].admin, self.credentials) as client:
             while not (await client.status(timeout=CALL_TIMEOUT_S)).cluster_id:
                 try:
                     await client.call(client.cluster.Init, request, timeout=CALL_TIMEOUT_S)
@@ -419,7 +507,7 @@ class LocalCluster:
                     await asyncio.sleep(POLL_S)
 
     async def _identify(self, broker: LocalBroker) -> None:
-        async with AdminClient(broker.admin) as client:
+        async with AdminClient(broker.admin, self.credentials) as client:
             status = await client.status(timeout=CALL_TIMEOUT_S)
         broker.broker_id, self.cluster_id = status.self_node_id, status.cluster_id
 

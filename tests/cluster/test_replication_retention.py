@@ -107,7 +107,7 @@ def numbers(side: Side) -> list[int]:
 async def test_a_remote_that_is_down_for_longer_than_retention_gets_everything(tmp_path: Path) -> None:
     async with clusters(tmp_path) as (east, west):
         assert await cursors(east) == {CURSOR: 0}, "there before anything is copied"
-        for command in ("delete", "seek --latest", "create"):
+        for command in ("delete --yes", "seek --latest", "create"):
             name, *more = command.split()
             _, err = await east.command("subscriptions", name, TOPIC, CURSOR, *more, code=1)
             assert "are for the links of replication" in err

@@ -150,8 +150,8 @@ async def test_namespaces_and_topics_that_were_changed(site: Site) -> None:
         "topics set-policy /shop/orders --max-producers-per-topic 5",
         topic_limited,
     )
-    await site.lose(f"{services[1]}/DeleteTopic", "topics delete /shop/orders", no_topic)
-    await site.lose(f"{services[0]}/DeleteNamespace", "namespaces delete shop", no_namespace)
+    await site.lose(f"{services[1]}/DeleteTopic", "topics delete /shop/orders --yes", no_topic)
+    await site.lose(f"{services[0]}/DeleteNamespace", "namespaces delete shop --yes", no_namespace)
 
 
 async def test_subscriptions_that_were_changed(site: Site) -> None:
@@ -187,7 +187,7 @@ async def test_subscriptions_that_were_changed(site: Site) -> None:
         configured,
     )
     await site.lose(f"{service}/SeekSubscription", f"subscriptions seek {subscription} --earliest", sought)
-    await site.lose(f"{service}/DeleteSubscription", f"subscriptions delete {subscription}", deleted)
+    await site.lose(f"{service}/DeleteSubscription", f"subscriptions delete {subscription} --yes", deleted)
 
 
 async def test_schemas_that_were_changed(site: Site, tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ def test_a_namespace_from_its_creation_to_its_end(sava: Sava) -> None:
     assert "/shop/a" in sava("namespaces topics shop").out
     assert sava("namespaces topics shop -o json").json[0]["name"] == "/shop/a"
     assert "1 topics" in sava("namespaces describe shop").out
-    assert "has topics" in sava("namespaces delete shop", code=1).err
+    assert "has topics" in sava("namespaces delete shop --yes", code=1).err
     sava("topics delete /shop/a --yes")
-    assert "deleted" in sava("namespaces delete shop").out
+    assert "deleted" in sava("namespaces delete shop --yes").out
     assert "does not exist" in sava("namespaces describe shop", code=1).err
 
 
@@ -108,8 +108,16 @@ def test_a_topic_from_its_creation_to_its_end(sava: Sava) -> None:
     sava("topics set-policy /default/life --clear max_message_size -o json")
     sava("produce /default/life long")
 
-    assert "deleted" in sava("topics delete /default/life").out
-    assert "does not exist" in sava("topics delete /default/life", code=1).err
+    for command in (
+        "topics delete /default/life",
+        "subscriptions delete /default/life s",
+        "topics unsubscribe /default/life s",
+        "namespaces delete default",
+    ):
+        assert "repeat with --yes" in sava(command, code=1).err
+    assert "/default/life" in sava("topics list").out
+    assert "deleted" in sava("topics delete /default/life --yes").out
+    assert "does not exist" in sava("topics delete /default/life --yes", code=1).err
     assert "does not exist" in sava("topics describe /default/life", code=1).err
 
 
@@ -282,8 +290,8 @@ def test_a_subscription_from_its_creation_to_its_end(sava: Sava) -> None:
     assert configured["failure_policy"]["dead_letter_topic"] == "/default/dead"
     assert "backoff" in sava(f"subscriptions describe {topic} s").out
 
-    assert "deleted" in sava(f"topics unsubscribe {topic} late").out
-    assert "deleted" in sava(f"subscriptions delete {topic} s").out
+    assert "deleted" in sava(f"topics unsubscribe {topic} late --yes").out
+    assert "deleted" in sava(f"subscriptions delete {topic} s --yes").out
     assert "no subscription s" in sava(f"subscriptions describe {topic} s", code=1).err
     assert sava(f"subscriptions list {topic} -o json").json == []
 

@@ -15,11 +15,11 @@ from rich.filesize import decimal
 
 from sava.cli.connection import (
     DEFAULT_ADMIN,
-    DEFAULT_SERVICE,
     AdminOption,
     ServiceOption,
     reached,
     run_to_end,
+    service_at,
     shown_to,
 )
 from sava.cli.output import ProgressLine, print_json, print_line, print_progress, print_table
@@ -132,7 +132,8 @@ def produce(
         typer.Option("--in-flight", min=1, max=1000, help="Batches of each producer that have no receipt."),
     ] = 16,
     output: OutputOption = BenchOutput.TABLE,
-    service: ServiceOption = DEFAULT_SERVICE,
+    service: ServiceOption = "",
+    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Publish to TOPIC. Latency is from when a message was due until it was durable.
 
@@ -149,7 +150,7 @@ def produce(
         linger_ms=linger_ms,
         in_flight=in_flight,
     )
-    run_produce(service, load, output)
+    run_produce(service_at(service, admin), load, output)
 
 
 @app.command()
@@ -179,7 +180,7 @@ def consume(
         int, typer.Option("--queue", min=1, max=1_000_000, help="Messages on their way to each consumer.")
     ] = 10_000,
     output: OutputOption = BenchOutput.TABLE,
-    service: ServiceOption = DEFAULT_SERVICE,
+    service: ServiceOption = "",
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Consume and ack what is in TOPIC, and check what `sava bench produce` put there: nothing lost, nothing
@@ -190,7 +191,7 @@ def consume(
 
     Latency is from when a message was due until it came here, if both clocks agree."""
     run_consume(
-        service,
+        service_at(service, admin),
         admin,
         consumption(
             topic,
@@ -227,7 +228,7 @@ def latency(
         float, typer.Option("--linger-ms", min=0, help="How long a message may wait for others.")
     ] = 0.0,
     output: OutputOption = BenchOutput.TABLE,
-    service: ServiceOption = DEFAULT_SERVICE,
+    service: ServiceOption = "",
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Publish to TOPIC at a rate and consume at the same time: how long a message takes from when it was due
@@ -244,7 +245,7 @@ def latency(
         linger_ms=linger_ms,
         in_flight=1000,
     )
-    run_latency(service, admin, load, type_.value, consumers, output)
+    run_latency(service_at(service, admin), admin, load, type_.value, consumers, output)
 
 
 @app.command()
@@ -439,7 +440,7 @@ async def _forget(subscription: LoadSubscription) -> None:
     except SavaError as error:
         print_progress(
             f"sava: subscription {name} of {topic} was not deleted: {error}; "
-            f"`sava subscriptions delete {topic} {name}` does it"
+            f"`sava subscriptions delete {topic} {name} --yes` does it"
         )
 
 

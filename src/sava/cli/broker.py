@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -52,10 +53,12 @@ def broker(
         host = host or "127.0.0.1"
         if (data_dir / LAYOUT).exists():
             raise typer.BadParameter(f"{data_dir} has a cluster of several brokers; start it with `sava up`")
+    os.umask(0o077)  # messages and secrets are for the owner of the process alone
     ports = {"client": port, "admin": admin_port, "raft": raft_port, "prometheus": http_port}
     given = _given(data_dir, storage_url, host, ports)
     loaded = settings.load(config, overlay=given, underlay=_segments_below(data_dir))
     logs.set_up(form=loaded.logging.format, level=loaded.logging.level)
+    loaded.keep_secret()
     for note in loaded.notes:
         log.warning("configuration: %s", note)
     if "pyarrow" not in sys.modules:  # a process of its own, and not a test

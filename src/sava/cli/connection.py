@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from sava.cli.output import Format, Output, as_dict, print_json, print_line, pri
 from sava.config import Auth, ConfigInvalid, TlsSettings
 from sava.errors import CallerError, Outcome, SavaError
 from sava.proto import brokers_pb2 as pb
+from sava.proto import security_pb2
 from sava.security.credentials import Credentials, Tls, Token
 
 T = TypeVar("T")
@@ -45,7 +47,9 @@ ServiceOption = Annotated[
         "--service",
         envvar="SAVA_SERVICE",
         metavar="URL",
-        help="Client address of any broker of the cluster.",
+        help="Client address of any broker of the cluster. By default what the broker at --cluster says, if "
+        "that is given, else http://127.0.0.1:6650.",
+        show_default=False,
     ),
 ]
 DEFAULT_SERVICE = "http://127.0.0.1:6650"
@@ -142,6 +146,14 @@ def shown_to(service: str) -> Shown:
     """To a client port. Its address says whether it has TLS."""
     is_https = service.startswith("https://")
     return Shown(token=_token(), tls=tls_from_environment(is_https=True) if is_https else None)
+
+
+def service_at(service: str, admin: str) -> str:
+    """Where the client library connects: as it was given, else as a broker of the cluster says that was."""
+    if service or admin == DEFAULT_ADMIN:
+        return service or DEFAULT_SERVICE
+    answer = run(admin, lambda client: client.ask(security_pb2.WhoAmIRequest(), "WhoAmI"))
+    return cast(str, answer.service)
 
 
 def raft_auth_from_environment() -> Auth:
@@ -243,6 +255,28 @@ _OUTPUT: Final = inspect.Parameter(
 _ADMIN: Final = inspect.Parameter(
     "admin", inspect.Parameter.KEYWORD_ONLY, default=DEFAULT_ADMIN, annotation=AdminOption
 )
+
+
+# -- commands that destroy -----------------------------------------------------
+
+
+class NotAsked(CallerError):
+    """A command that destroys something could not ask whether that is meant, and was not told ``--yes``."""
+
+
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask. Needed where there is no terminal to ask on.")
+]
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on the terminal. A script says --yes: a command that a wrong variable turned into another must not
+    destroy what no one looks at."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise NotAsked("nothing was deleted: there is no terminal to ask on; repeat with --yes to do it")
+    typer.confirm(question, abort=True)
 
 
 # -- how users name a broker ---------------------------------------------------

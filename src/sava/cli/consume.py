@@ -11,7 +11,15 @@ from typing import Annotated, Any, Final, cast
 import typer
 
 from sava.api.admin_client import AdminClient
-from sava.cli.connection import DEFAULT_SERVICE, ServiceOption, run, run_to_end, shown_to
+from sava.cli.connection import (
+    DEFAULT_ADMIN,
+    AdminOption,
+    ServiceOption,
+    run,
+    run_to_end,
+    service_at,
+    shown_to,
+)
 from sava.cli.messages import POSITION_FORMS, Position, Printer, parse_position, reader_may_leave
 from sava.cli.output import RawFormat
 from sava.cli.subscriptions import Type
@@ -62,7 +70,8 @@ def consume(
     output: Annotated[
         RawFormat, typer.Option("--output", "-o", help="json (a line each), table, or raw (payloads alone).")
     ] = RawFormat.TABLE,
-    service: ServiceOption = DEFAULT_SERVICE,
+    service: ServiceOption = "",
+    admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Print the messages of TOPIC. With a subscription each is acked once it has been printed."""
     if follow and timeout is not None:
@@ -71,6 +80,7 @@ def consume(
         raise typer.BadParameter("--no-ack has no meaning without --subscription")
     position = parse_position(start)
     wanted = ConsumeOptions(position, count, timeout, follow=follow, output=output)
+    service = service_at(service, admin)
     if subscription is None:
         _read_past(service, topic, wanted)
     else:

@@ -52,6 +52,7 @@ GROUPS: Final[Mapping[str, CommandEntry]] = {
     "subscriptions": CommandEntry(
         "subscriptions", "app", "Create, inspect, move and configure subscriptions."
     ),
+    "auth": CommandEntry("auth", "app", "Create keys and tokens, and grant roles."),
     "schemas": CommandEntry("schemas", "app", "Register schemas, check them, bind them to topics."),
     "writers": CommandEntry("pipelines", "writers_app", "Inspect and forget writers of exactly-once writes."),
     "ledgers": CommandEntry(

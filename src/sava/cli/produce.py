@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, cast
 import typer
 from rich.filesize import decimal
 
-from sava.cli.connection import DEFAULT_ADMIN, DEFAULT_SERVICE, AdminOption, ServiceOption, run, shown_to
+from sava.cli.connection import DEFAULT_ADMIN, AdminOption, ServiceOption, run, service_at, shown_to
 from sava.cli.output import QUIET_S, Format, ProgressLine, print_json, print_line
 from sava.client import UNKNOWN_OFFSET, Sent
 from sava.client.blocking import Client
@@ -76,7 +76,7 @@ def produce(
         typer.Option("--schema", metavar="SUBJECT", help="Messages name this subject's latest version."),
     ] = None,
     output: Annotated[Format, typer.Option("--output", "-o", help="json or table.")] = Format.TABLE,
-    service: ServiceOption = DEFAULT_SERVICE,
+    service: ServiceOption = "",
     admin: AdminOption = DEFAULT_ADMIN,
 ) -> None:
     """Publish messages to TOPIC. It is created if it is missing and the cluster allows that.
@@ -97,7 +97,7 @@ def produce(
     else:
         chunks = repeated([content_of(file)], count or 1)
     publish(
-        service,
+        service_at(service, admin),
         topic,
         chunks,
         ProduceOptions(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sava.cli.connection import AdminSession, command
+from sava.cli.connection import AdminSession, Yes, command, confirm
 from sava.cli.messages import (
     POSITION_FORMS,
     chosen_position,
@@ -67,8 +67,9 @@ def create(
 
 
 @command(app)
-def delete(session: AdminSession, topic: Topic, subscription: Subscription) -> None:
-    """Delete SUBSCRIPTION and its position. Its consumers are disconnected; the messages stay."""
+def delete(session: AdminSession, topic: Topic, subscription: Subscription, yes: Yes = False) -> None:
+    """Delete SUBSCRIPTION and its position. Asks first. Its consumers are disconnected; the messages stay."""
+    confirm(f"Delete subscription {subscription} of {topic} with its position?", yes=yes)
     request = pb.DeleteSubscriptionRequest(topic=topic, subscription=subscription)
     session.answer(session.ask(request), f"subscription {subscription} of {topic} deleted")
 

@@ -4,7 +4,6 @@ where topics live. Both have limits, of which each is an option of ``set-policy`
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
@@ -12,7 +11,7 @@ import typer
 
 from sava.api.admin_client import AdminClient
 from sava.cli import subscriptions
-from sava.cli.connection import DEFAULT_SERVICE, AdminSession, ServiceOption, command, id_of
+from sava.cli.connection import AdminSession, ServiceOption, Yes, command, confirm, id_of, service_at
 from sava.cli.messages import instant, parse_position, parse_time
 from sava.cli.output import (
     RawFormat,
@@ -191,11 +190,10 @@ def describe(session: AdminSession, name: Name) -> None:
 def delete(
     session: AdminSession,
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, also on a terminal.")] = False,
+    yes: Yes = False,
 ) -> None:
-    """Delete a topic with its messages, subscriptions and partitions. Asks first on a terminal."""
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete topic {name} with all its messages?", abort=True)
+    """Delete a topic with its messages, subscriptions and partitions. Asks first."""
+    confirm(f"Delete topic {name} with all its messages?", yes=yes)
     session.answer(session.ask(pb.DeleteTopicRequest(name=name)), f"topic {name} deleted")
 
 
@@ -297,14 +295,14 @@ def peek(
     output: Annotated[
         RawFormat, typer.Option("--output", "-o", help="json (a line each), table, or raw (payloads alone).")
     ] = RawFormat.TABLE,
-    service: ServiceOption = DEFAULT_SERVICE,
+    service: ServiceOption = "",
 ) -> None:
     """Print messages that a topic has now. No subscription is touched."""
     # Only here: other commands start in half the time without the client.
     from sava.cli import consume
 
     position = parse_position(start) if time is None else parse_time(time)
-    consume.peek(service, session.admin, name, position, limit, output)
+    consume.peek(service_at(service, session.admin), session.admin, name, position, limit, output)
 
 
 command(app, "seek")(subscriptions.seek)
@@ -429,8 +427,9 @@ def set_namespace_policy(
 
 
 @command(namespaces_app, "delete")
-def delete_namespace(session: AdminSession, namespace: Namespace) -> None:
-    """Delete NAMESPACE. Refused while it has topics."""
+def delete_namespace(session: AdminSession, namespace: Namespace, yes: Yes = False) -> None:
+    """Delete NAMESPACE with its limits. Asks first. Refused while it has topics."""
+    confirm(f"Delete namespace {namespace}?", yes=yes)
     response = session.ask(pb.DeleteNamespaceRequest(namespace=namespace))
     session.answer(response, f"namespace {namespace} deleted")
 

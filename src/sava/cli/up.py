@@ -30,6 +30,7 @@ from sava.cli.output import (
 )
 from sava.errors import RetryableError
 from sava.local_cluster import (
+    ADMIN,
     FIRST_DELAY_S,
     MOST_RESTARTS,
     START_TIMEOUT_S,
@@ -39,6 +40,8 @@ from sava.local_cluster import (
 )
 from sava.pipeline.launch import find_java, spark_home
 from sava.proto import brokers_pb2 as pb
+from sava.security.credentials import token_in
+from sava.security.provision import Provision
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRY_NEXT = """\
@@ -79,18 +82,31 @@ def up(
             f"twice as long each time, at most {MOST_RESTARTS} times in a row.",
         ),
     ] = False,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure",
+            help="With TLS, and a user of each role, who has a token. The cluster stays secured.",
+        ),
+    ] = False,
     output: Annotated[
         Format, typer.Option("--output", "-o", help="json (one line when ready) or table.")
     ] = Format.TABLE,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C or SIGTERM. A later start continues with the same data.
     A broker that dies is reported at once, with its last line and the command that starts it again."""
+    os.umask(0o077)
     if pipelines:
         # Before anything is started: without these the runner could not.
         spark_home()
         find_java(os.environ)
     cluster = LocalCluster(
-        data_dir, brokers=brokers, port_base=port_base, pipelines=pipelines, restart=restart
+        data_dir,
+        brokers=brokers,
+        port_base=port_base,
+        pipelines=pipelines,
+        restart=restart,
+        secure=secure,
     )
     sys.exit(asyncio.run(_run(cluster, output)))
 
@@ -141,11 +157,13 @@ def _show(cluster: LocalCluster, seconds: float, output: Format) -> None:
     if output is Format.JSON:
         print_json_line(
             {
+                "cluster": ",".join(broker.admin for broker in cluster.brokers),
                 "cluster_id": cluster.cluster_id,
                 "data_dir": str(cluster.root),
                 "seconds": round(seconds, 2),
                 "brokers": [_as_json(broker) for broker in cluster.brokers],
                 "runner": {"pid": cluster.runner.pid} if cluster.runner is not None else None,
+                **_secrets(cluster),
             }
         )
         return
@@ -158,7 +176,7 @@ def _show(cluster: LocalCluster, seconds: float, output: Format) -> None:
             (
                 broker.number,
                 broker.broker_id,
-                f"http://{broker.client}",
+                _service(cluster, broker),
                 broker.admin,
                 f"http://{broker.http}",
             )
@@ -169,8 +187,36 @@ def _show(cluster: LocalCluster, seconds: float, output: Format) -> None:
         print_line(
             f"\nPipelines are run by process {cluster.runner.pid}; what it says is in {cluster.runner.log}"
         )
-    print_line(f"\nTry next, in another terminal:\n{_environment(cluster.brokers[0])}{TRY_NEXT}\n")
+    print_line(f"\nTry next, in another terminal:\n{_environment(cluster)}{TRY_NEXT}\n")
+    if cluster.secured is not None:
+        users = ", ".join(user for user in _users(cluster.secured) if user != ADMIN)
+        print_line(
+            f"That is the administrator. There is a user of each role as well, with a token in "
+            f"{cluster.secured.directory}/NAME.token: {users}.\n"
+        )
     print_line("Ctrl-C stops the brokers; the data stays.")
+
+
+def _service(cluster: LocalCluster, broker: LocalBroker) -> str:
+    return f"{'http' if cluster.secured is None else 'https'}://{broker.client}"
+
+
+def _users(secured: Provision) -> list[str]:
+    return [secured.admin, *secured.users]
+
+
+def _secrets(cluster: LocalCluster) -> dict[str, object]:
+    """For programs: the tokens themselves, which are worth something on this machine alone."""
+    secured = cluster.secured
+    if secured is None:
+        return {"secure": False}
+    return {
+        "secure": True,
+        "service": ",".join(_service(cluster, broker) for broker in cluster.brokers),
+        "ca": str(secured.ca_file),
+        "tokens": {user: token_in(secured.token_file(user)) for user in _users(secured)},
+        "token_files": {user: str(secured.token_file(user)) for user in _users(secured)},
+    }
 
 
 def _as_json(broker: LocalBroker) -> dict[str, object]:
@@ -185,8 +231,15 @@ def _as_json(broker: LocalBroker) -> dict[str, object]:
     }
 
 
-def _environment(broker: LocalBroker) -> str:
-    """The variables that commands need when the first broker is not at the default addresses."""
+def _environment(cluster: LocalCluster) -> str:
+    """The variables that commands need, unless the first broker is at the default addresses, and open."""
+    broker, secured = cluster.brokers[0], cluster.secured
+    if secured is not None:
+        return (
+            f"  export SAVA_CLUSTER={','.join(each.admin for each in cluster.brokers)}\n"
+            f"  export SAVA_TLS_CA={secured.ca_file}\n"
+            f"  export SAVA_TOKEN_FILE={secured.token_file(ADMIN)}\n"
+        )
     service = f"http://{broker.client}"
     if (broker.admin, service) == (DEFAULT_ADMIN, DEFAULT_SERVICE):
         return ""

@@ -30,6 +30,7 @@ from sava.doctor.observation import (
     warning,
 )
 from sava.proto import admin_pb2
+from sava.security import is_loopback
 
 CLOCK_S: Final = 0.5
 """Publish times are compared, and searched by, across brokers; leases tolerate more than this."""
@@ -361,6 +362,23 @@ def check_certificates(seen: Observation) -> Iterator[Finding]:
             )
 
 
+def check_access(seen: Observation) -> Iterator[Finding]:
+    if seen.is_enforced is None:
+        yield note("access", "cluster", "not known: the broker does not say whether calls need permissions")
+        return
+    if seen.is_enforced:
+        return
+    addresses = [broker.listed.client_addr or broker.listed.admin_addr for broker in seen.brokers]
+    reached = [each for each in addresses if each and not is_loopback(each.rpartition(":")[0])]
+    if reached:
+        yield warning(
+            "access",
+            "cluster",
+            f"every caller may do everything, also from the network ({', '.join(reached)})",
+            "set auth.tokens and auth.tls (`sava auth bootstrap DIR --ca` makes the files and the settings)",
+        )
+
+
 # -- metrics -----------------------------------------------------------------
 
 
@@ -508,6 +526,7 @@ def judgements(min_free: float) -> dict[str, Judgement]:
         "versions": check_versions,
         "disks": partial(check_disks, min_free=min_free),
         "certificates": check_certificates,
+        "access": check_access,
         "object store": contents.check_store,
         "topics": contents.check_topics,
         "ledgers": contents.check_ledgers,

@@ -29,6 +29,7 @@ from sava.proto import (
     pipelines_pb2,
     replica_pb2,
     replication_pb2,
+    security_pb2,
     topics_admin_pb2,
 )
 from sava.proto.replica_pb2_grpc import ReplicaStub
@@ -171,6 +172,8 @@ class Observation:
     links_error: str = ""
     pipelines: list[pipelines_pb2.Pipeline] = field(default_factory=list)
     pipelines_error: str = ""
+    is_enforced: bool | None = None
+    """Whether calls need permissions; None: the broker that was asked did not say."""
     service: str = ""
     is_service_given: bool = False
     """By the user; otherwise it is each broker's own address."""
@@ -223,6 +226,7 @@ class Looking:
             self._tell(f"looking at {len(seen.brokers)} brokers")
             await asyncio.gather(*(self._visit(broker) for broker in seen.brokers))
             await self._look_at_topics(client, seen)
+            await self._ask_for_rules(client, seen)
             await self._list_ledgers(client, seen)
             await self._list_pipelines(client, seen)
             await asyncio.gather(*(self._visit_again(broker) for broker in seen.brokers))
@@ -320,6 +324,13 @@ class Looking:
                 return await ask(name)
             except SavaError:
                 return None  # deleted meanwhile, about to be served elsewhere, or its broker hangs
+
+    # -- access ------------------------------------------------------------------------------
+
+    async def _ask_for_rules(self, client: AdminClient, seen: Observation) -> None:
+        with suppress(SavaError):  # a broker of an earlier version does not know the call
+            answer = await client.ask(security_pb2.WhoAmIRequest(), "WhoAmI", timeout=CALL_S)
+            seen.is_enforced = answer.is_enforced
 
     # -- ledgers -----------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class WhoAmIResponse(_message.Message):
     IS_ENFORCED_FIELD_NUMBER: _builtins.int
     BINDINGS_FIELD_NUMBER: _builtins.int
     EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    SERVICE_FIELD_NUMBER: _builtins.int
     principal: _builtins.str
     """user:alice"""
     credential: _builtins.str
@@ -52,6 +53,8 @@ class WhoAmIResponse(_message.Message):
     """false: this cluster lets every caller do everything"""
     expires_ms: _builtins.int
     """of the credential, in Unix time; 0: it does not end"""
+    service: _builtins.str
+    """where clients reach this broker: https://host:6650"""
     @_builtins.property
     def bindings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Binding]: ...
     def __init__(
@@ -63,10 +66,11 @@ class WhoAmIResponse(_message.Message):
         is_enforced: _builtins.bool = ...,
         bindings: _abc.Iterable[Global___Binding] | None = ...,
         expires_ms: _builtins.int = ...,
+        service: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bindings", b"bindings", "credential", b"credential", "expires_ms", b"expires_ms", "is_enforced", b"is_enforced", "is_super_admin", b"is_super_admin", "principal", b"principal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bindings", b"bindings", "credential", b"credential", "expires_ms", b"expires_ms", "is_enforced", b"is_enforced", "is_super_admin", b"is_super_admin", "principal", b"principal", "service", b"service"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

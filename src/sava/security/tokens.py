@@ -492,10 +492,7 @@ class TokenVerifier:
             raise TokenInvalid(f"the token of issuer {issuer!r} has expired")
         if "nbf" in claims and now < _time(claims, "nbf") - self._skew_s:
             raise TokenInvalid(f"the token of issuer {issuer!r} is not valid yet (nbf)")
-        token_id = claims.get("jti") or f"sha256:{digest.hex()[:32]}"
-        if not isinstance(token_id, str) or not _NAME.fullmatch(token_id):
-            raise TokenInvalid(f"the token's jti is not a text of 1 to {MAX_TEXT} ASCII characters")
-        return Verified(principal_of(claims), token_id, issuer, expires_at)
+        return Verified(principal_of(claims), _id_of(claims, digest), issuer, expires_at)
 
 
 def _opened(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -544,7 +541,7 @@ def _silent_about(key: Key | PrivateKey) -> Iterator[None]:
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float:
-    value = claims[name]
+    value = claims.get(name)
     # JSON in Python knows NaN and Infinity, and true is an integer.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TokenInvalid(f"the token's {name} is not a time in Unix seconds")
@@ -571,6 +568,19 @@ def principal_of(claims: Mapping[str, Any]) -> Principal:
             f"the token's principal_name (or sub) is not 1 to {MAX_TEXT} ASCII characters without spaces"
         )
     return Principal(kind, name)
+
+
+def identify_unverified(token: str) -> tuple[str, float]:
+    """By what a token is revoked, and when it ends, whether it is valid or not. Raises TokenInvalid."""
+    _, claims = _opened(token)
+    return _id_of(claims, hashlib.sha256(token.encode()).digest()), _time(claims, "exp")
+
+
+def _id_of(claims: Mapping[str, Any], digest: bytes) -> str:
+    token_id = claims.get("jti") or f"sha256:{digest.hex()[:32]}"
+    if not isinstance(token_id, str) or not _NAME.fullmatch(token_id):
+        raise TokenInvalid(f"the token's jti is not a text of 1 to {MAX_TEXT} ASCII characters")
+    return token_id
 
 
 # -- making tokens and keys ------------------------------------------------------------------------

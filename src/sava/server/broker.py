@@ -12,8 +12,9 @@ normal case.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
+import os
+from pathlib import Path
 from typing import Final
 
 from grpc import aio
@@ -32,6 +33,7 @@ from sava.peers import tls
 from sava.peers.raft_listener import RaftListener
 from sava.peers.raft_transport import TcpTransport
 from sava.raft.types import CoreConfig
+from sava.security import is_loopback
 from sava.security.cluster_secret import FILE, ClusterSecret, SecretUnusable
 from sava.security.handshake import BrokerCredentials
 from sava.server.assembly import HANDOVER_S, BrokerParts, raft_address
@@ -60,11 +62,17 @@ def replica_config(config: Config) -> ReplicaConfig:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def make_private(directory: Path) -> None:
+    """Shut others out of a directory that an earlier version, or an installer, has left open to them."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        found = directory.stat()
+        if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+            directory.chmod(0o700)
+            log.info("broker: made private directory=%s", directory)
+    except FileNotFoundError:
+        return  # it is made with the right mode
+    except OSError as error:
+        log.warning("broker: others may read what is in directory=%s error=%s", directory, error.strerror)
 
 
 def raft_credentials(config: Config) -> BrokerCredentials:
@@ -120,6 +128,8 @@ class Broker:
     async def _start(self) -> None:
         config, host, wanted = self._config, self._config.broker.host, self._config.broker.ports
         metrics = self.metrics
+        for directory in (config.meta_store.data_dir, config.storage.journal_dir):
+            make_private(directory)
         dialer = Dialer(raft_credentials(config), tls.client_contexts(config.auth))
         options = NodeOptions(
             address=raft_address(config),
@@ -163,11 +173,18 @@ class Broker:
     def _check_access(self) -> None:
         """Raises ConfigInvalid where no caller could ever be let in."""
         auth, host = self._config.auth, self._config.broker.host
-        if not auth.is_enforced and not _is_loopback(host):
+        if not auth.is_enforced and not is_loopback(host):
             log.warning(
                 "security: EVERY CALLER MAY DO EVERYTHING: this broker listens to the network without "
                 "authentication host=%s; set auth.tokens or auth.tls, or broker.host=127.0.0.1",
                 host,
+            )
+        advertised = self._config.broker.reachable_host
+        if is_loopback(host) and not is_loopback(advertised):
+            log.warning(
+                "broker: others are sent to %s, and this broker listens to its own machine alone; set "
+                "broker.host, for example to 0.0.0.0 host=%s",
+                *(advertised, host),
             )
         if auth.is_enforced and not auth.super_admins and not self.parts.security.has_administrator:
             raise ConfigInvalid(

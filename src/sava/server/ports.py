@@ -150,7 +150,9 @@ def _add_admin_services(plain: aio.Server, parts: BrokerParts) -> None:
     doctor_pb2_grpc.add_DoctorServicer_to_server(_doctor(parts), server)
     pipelines_pb2_grpc.add_PipelinesServicer_to_server(PipelinesService(parts.pipelines), server)
     replication_pb2_grpc.add_ReplicationServicer_to_server(ReplicationService(parts.replication), server)
-    security_pb2_grpc.add_SecurityServicer_to_server(SecurityService(parts.security, parts.guard), server)
+    security_pb2_grpc.add_SecurityServicer_to_server(
+        SecurityService(parts.security, parts.guard, broker_url(parts.config)), server
+    )
     danube.register_admin_services(
         plain,
         node=parts.node,

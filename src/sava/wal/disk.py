@@ -318,7 +318,7 @@ def _make_directory(path: Path) -> None:
     missing = [path, *path.parents]
     missing = missing[: next(index for index, parent in enumerate(missing) if parent.is_dir())]
     for directory in reversed(missing):
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(exist_ok=True, mode=0o700)  # messages, and the secret of the cluster
         _sync_directory(directory.parent)
 
 

@@ -125,7 +125,9 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
 
 def test_the_advertised_host() -> None:
     assert config.load(None, {"SAVA__BROKER__HOST": "10.0.0.1"}).broker.reachable_host == "10.0.0.1"
-    assert config.load(None, {}).broker.reachable_host not in ("", "0.0.0.0")
+    assert config.load(None, {}).broker.reachable_host == config.load(None, {}).broker.host == "127.0.0.1"
+    everywhere = config.load(None, {"SAVA__BROKER__HOST": "0.0.0.0"}).broker
+    assert everywhere.reachable_host not in ("", "0.0.0.0", "127.0.0.1")
     variables = {"SAVA__BROKER__ADVERTISED_HOST": "broker-1"}
     assert config.load(None, variables).broker.reachable_host == "broker-1"
 

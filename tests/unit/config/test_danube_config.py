@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import stat
+import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
 import yaml
 
 from sava import config
 from sava.config import Config, ConfigInvalid
 from sava.danube_config import MOVED, WITHOUT_MEANING, translated
+from sava.security.principal import Principal
+from sava.security.tokens import TokenVerifier
 
 REFERENCE = """
 cluster_name: "production"
@@ -183,7 +189,42 @@ def test_the_file_of_a_danube_with_raft_is_taken(tmp_path: Path) -> None:
     assert any(
         note.startswith("storage.write_buffer is ignored: journals have copies") for note in loaded.notes
     )
-    assert any(note.startswith("auth.jwt is ignored: tokens are not checked") for note in loaded.notes)
+    assert "auth.jwt is ignored: auth.mode is tls" in loaded.notes
+    assert loaded.auth.super_admins == ("admin",)
+
+
+def test_danubes_tokens_are_checked_by_its_secret(tmp_path: Path) -> None:
+    """The secret stands in the file; brokers read it from one that its owner alone can read."""
+    loaded = load(tmp_path, WITH_ETCD, {"SAVA__META_STORE__DATA_DIR": str(tmp_path / "data")})
+    kept = tmp_path / "data" / "danube_jwt_secret"
+    assert not kept.exists(), "a command that only reads settings writes nothing"
+    for _ in range(2):
+        loaded.keep_secret()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert loaded.auth.client_certificates == "optional"
+    claims = {
+        "iss": "danube-auth",
+        "sub": "billing",
+        "exp": int(time.time()) + 60,
+        "principal_type": "service_account",
+        "principal_name": "billing",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        token = jwt.encode(claims, "marker-of-a-secret", algorithm="HS256")
+    verified = TokenVerifier(loaded.auth.issuers).verify(token)
+    assert verified.principal == Principal("service_account", "billing")
+    assert loaded.auth.super_admins == ("user:admin",)
+    assert any(note.startswith("auth.super_admins is not set") for note in loaded.notes)
+    assert "marker-of-a-secret" not in f"{loaded!r} {loaded.notes}"
+
+    changed = load(
+        tmp_path,
+        WITH_ETCD.replace("marker-of-a-secret", "another-secret"),
+        {"SAVA__META_STORE__DATA_DIR": str(tmp_path / "data")},
+    )
+    changed.keep_secret()
+    assert kept.read_text() == "another-secret\n"
 
 
 @pytest.mark.parametrize(
@@ -234,6 +275,14 @@ def test_credentials_go_to_the_environment_and_into_no_note(
         ("wal_cloud: {cloud: text}", "wal_cloud.cloud: expected keys"),
         ("storage: {mode: cloudy}", "storage.mode: 'cloudy' is none of"),
         ("broker: {advertised_listeners: {broker_url: ''}}", "names no host"),
+        (
+            "auth: {mode: tlswithjwt, tls: {cert_file: c, key_file: k, ca_file: a}}",
+            "auth.mode: tlswithjwt needs auth.jwt.secret_key",
+        ),
+        (
+            "auth: {mode: tlswithjwt, tls: {cert_file: c, key_file: k, ca_file: a}, jwt: {secret_key: ' x'}}",
+            "auth.jwt.secret_key: it has a line break, or a space",
+        ),
         ("admin_tls: true", "admin_tls: the admin port has TLS when auth.tls has files"),
         (
             "{storage: {local_wal_root: /a, journal_dir: /b}}",

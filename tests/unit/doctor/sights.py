@@ -41,6 +41,7 @@ def cluster(*brokers: BrokerSeen) -> Observation:
         asked=admin_pb2.StatusResponse(cluster_id="c"),
         brokers=list(brokers) or [broker(number) for number in (1, 2, 3)],
         waited_s=3,
+        is_enforced=True,
         service="http://b1:6650",
         greetings={"b1:6650": Greeting(cluster_id="c", cluster_name="example")},
     )

@@ -416,3 +416,14 @@ async def test_the_probe_finds_a_store_that_overwrites_and_leaves_nothing_behind
         found = await probe(store)
         assert found.puts_if_absent is is_refused
         assert [info async for info in store.list(PROBES_PREFIX)] == []
+
+
+def test_a_network_that_may_do_everything() -> None:
+    seen = cluster()
+    seen.is_enforced = False
+    only(seen, Level.WARNING, "access", "every caller may do everything, also from the network (b1:50051")
+    for each in seen.brokers:
+        each.listed.admin_addr = f"127.0.0.{each.listed.broker_id}:50051"
+    assert troubles(seen) == []
+    seen.is_enforced = None
+    only(seen, Level.NOTE, "access", "not known")

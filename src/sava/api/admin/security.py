@@ -32,7 +32,9 @@ from sava.security.store import (
 
 
 class SecurityService(rpc.SecurityServicer):
-    def __init__(self, security: SecurityPolicies, guard: Guard) -> None:
+    def __init__(self, security: SecurityPolicies, guard: Guard, service: str) -> None:
+        """``service``: where clients reach this broker."""
+        self._service = service
         self._security = security
         self._guard = guard
 
@@ -48,6 +50,7 @@ class SecurityService(rpc.SecurityServicer):
             is_enforced=rules is not None,
             bindings=self._bindings(str(who)),
             expires_ms=round(call.credential.expires_at * 1000),
+            service=self._service,
         )
 
     async def CanI(self, request: pb.CanIRequest, context: Any) -> pb.CanIResponse:
