@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from sava.proto import brokers_pb2 as pb
-from sava.storage.source_positions import is_replication_slot
+from sava.storage.keys import is_replication_slot
 from sava.supervisor import Supervisor
 from sava.tasks import Slices, cancelled
 from sava.topics.names import TopicName

@@ -260,7 +260,7 @@ class RecordBatch:
 
     def drop_views(self) -> None:
         """Let go of the decoded columns of a compressed batch; what asks for them next decodes them again."""
-        if self._data is not None and self._header.codec is not Compression.NONE:
+        if self._data is not None and self.header.codec is not Compression.NONE:
             self._columns = None
 
     # -- reading ---------------------------------------------------------------------
