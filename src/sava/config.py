@@ -276,6 +276,12 @@ class Auth(SettingsSection):
     def issuers(self) -> tuple[TokenIssuer, ...]:
         return tuple(each.as_issuer() for each in self.tokens)
 
+    @model_validator(mode="after")
+    def _metrics_by_token(self) -> Auth:
+        if self.metrics == "token" and not self.tokens:
+            raise ValueError("metrics: token needs an issuer in tokens")
+        return self
+
     @property
     def is_enforced(self) -> bool:
         """Whether calls need permissions."""

@@ -7,6 +7,7 @@ from tests.mutants.catalogue import MUTANTS as RAFT_MUTANTS
 from tests.mutants.mirror_catalogue import MIRROR_MUTANTS
 from tests.mutants.outcome_catalogue import OUTCOME_MUTANTS
 from tests.mutants.ownership_catalogue import OWNERSHIP_MUTANTS
+from tests.mutants.security_catalogue import SECURITY_MUTANTS
 from tests.mutants.storage_catalogue import STORAGE_MUTANTS
 from tests.mutants.suspicion_catalogue import SUSPICION_MUTANTS
 
@@ -18,4 +19,5 @@ MUTANTS = (
     *OUTCOME_MUTANTS,
     *OWNERSHIP_MUTANTS,
     *SUSPICION_MUTANTS,
+    *SECURITY_MUTANTS,
 )

@@ -65,7 +65,7 @@ TOKEN: Final = "token"
 CERTIFICATE: Final = "certificate"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
-_TOPIC: Final = re.compile(r"/[\w-][\w.-]*/(?:[\w-][\w.-]*\*?|\*)")
+_TOPIC: Final = re.compile(r"/[\w-][\w.-]*/(?:[\w-][\w.-]*\*?|\*)", re.ASCII)
 _PARTITION: Final = re.compile(r".+-part-(0|[1-9]\d{0,5})")
 
 T = TypeVar("T", bound=msgspec.Struct)

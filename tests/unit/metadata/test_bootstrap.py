@@ -34,6 +34,8 @@ class Host:
         self.seeds = tuple(seeds)
         self.name = name
         self.is_up = True
+        self.is_fixed = self.has_history = False
+        self.hides_from = 0
         self._rng = rng
         self.wipe()
 
@@ -42,7 +44,7 @@ class Host:
         self.bound: Bootstrap | None = None
 
     def info(self) -> NodeInfo:
-        return NodeInfo(
+        own = NodeInfo(
             self.node,
             self.bound.cluster if self.bound else "",
             self.address,
@@ -50,7 +52,10 @@ class Host:
             "0",
             self.seeds,
             self.name,
+            is_fixed=self.is_fixed,
+            has_history=self.has_history and self.bound is not None,
         )
+        return own.for_stranger(NodeId(self.hides_from)) if self.hides_from else own
 
     def bind(self, order: Bootstrap) -> None:
         check_voters(self.info(), order)
@@ -239,3 +244,52 @@ async def test_no_schedule_makes_two_clusters(caplog: pytest.LogCaptureFixture) 
     caplog.set_level("CRITICAL", logger="sava.metadata.bootstrap")  # pytest would keep every line
     for seed in range(1500):
         await live(seed)
+
+
+async def test_a_wiped_voter_is_not_bound_again_under_its_former_id() -> None:
+    """Its certificate fixes its id. Bound again by the same list, it would have forgotten its votes."""
+    rng = Random(7)
+    hosts = hosts_of(rng)
+    await bootstrap(network(hosts, rng), hosts[A].info, SEEDS)
+    for host in hosts.values():
+        host.has_history = True
+    former = hosts[C].node
+    hosts[C].wipe()
+    hosts[C].node, hosts[C].is_fixed = former, True
+    for own in (A, C):
+        with pytest.raises(IdentityConflict, match="empty disk"):
+            await bootstrap(network(hosts, rng), hosts[own].info, SEEDS)
+    assert hosts[C].bound is None
+
+
+async def test_the_first_voter_is_bound_first_and_the_one_that_binds_last() -> None:
+    """The first makes the secret that the others get. The one that binds can begin again as long as it is not
+    bound itself."""
+    for seed in range(20):
+        rng = Random(seed)
+        hosts = hosts_of(rng)
+        over = Network(hosts, rng)
+        order: list[str] = []
+        bind = over.bootstrap
+
+        async def noted(address: str, wanted: Bootstrap, *, timeout: float, bind=bind, order=order) -> None:
+            await bind(address, wanted, timeout=timeout)
+            order.append(address)
+
+        over.bootstrap = noted  # type: ignore[method-assign,assignment]
+        await bootstrap(cast(Any, over), hosts[A].info, SEEDS)
+        first = min(hosts.values(), key=lambda host: host.node).address
+        assert order[-1] == A
+        assert first in (order[0], A)
+
+
+async def test_a_node_that_belongs_to_another_cluster_and_does_not_say_which_is_left_alone() -> None:
+    rng = Random(8)
+    hosts = hosts_of(rng)
+    await bootstrap(network(hosts, rng), hosts[B].info, SEEDS)
+    hosts[A].wipe()
+    for each in (B, C):
+        hosts[each].hides_from = hosts[A].node
+    with pytest.raises(IdentityConflict, match="repeat it on that broker"):
+        await bootstrap(network(hosts, rng), hosts[A].info, SEEDS)
+    assert hosts[A].bound is None

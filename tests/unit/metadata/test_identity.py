@@ -209,3 +209,18 @@ def test_the_cluster_id_names_the_founders_in_any_order() -> None:
     assert len(one) == 32
     assert one != cluster_id_of([NodeId(1), NodeId(2)])
     assert cluster_id_of([NodeId(12), NodeId(3)]) != cluster_id_of([NodeId(1), NodeId(23)])
+
+
+def test_a_certificates_id_is_taken_at_the_first_start_and_never_contradicted() -> None:
+    where, wanted = disk(), NodeId(17)
+    for _ in range(2):
+        state = open_state(where, rng=Random(1), node=wanted)
+        assert state.node == wanted
+        stop(state)
+    assert start(where).node == wanted, "without the certificate it is who it was"
+    drawn = disk(2)
+    state = start(drawn)
+    stop(state)
+    with pytest.raises(IdentityConflict, match=f"is that of node {state.node}.*names node 17"):
+        open_state(drawn, rng=Random(1), node=wanted)
+    stop(start(drawn))
