@@ -279,6 +279,29 @@ def test_the_commands_of_the_install_page_work(tmp_path: Path) -> None:
     assert "certificates: cluster: nothing is wrong" in output
 
 
+def test_the_commands_of_the_security_page_work(tmp_path: Path) -> None:
+    """From nothing to three brokers; alice may, bob may not; keys change; a right and a token are taken
+    back."""
+    environment = own_ports()
+    instead = {
+        f":{usual}": f":{environment[f'SAVA__BROKER__PORTS__{name}']}"
+        for usual, name in ((6650, "CLIENT"), (50051, "ADMIN"), (7650, "RAFT"))
+    }
+    del environment["SAVA_SERVICE"]  # the cluster says where its clients connect
+    output = session("security.md", tmp_path, instead=instead, environment=environment, with_programs=True)
+    assert "a pot of tea" in output
+    assert "user:bob has no permission produce on topic /sales/orders" in output
+    assert "sava auth bindings create user:bob producer --topic /sales/orders" in output
+    assert "this cluster wants to know its callers" in output
+    assert "the laptop is gone" in output
+    secrets = [(tmp_path / name).read_text().strip() for name in ("auth/admin.token", "alice.token")]
+    logs = "".join((tmp_path / f"broker-{number}.log").read_text() for number in (1, 2, 3))
+    assert not [secret for secret in secrets if secret in output + logs]
+    assert {
+        path.stat().st_mode & 0o077 for path in (tmp_path / "auth").iterdir() if path.name != "token.pub"
+    } == {0}
+
+
 def test_the_unit_of_the_install_page_is_the_one_of_the_repository() -> None:
     assert blocks("install.md", "ini") == [(ROOT / "deploy" / "systemd" / "sava.service").read_text()]
 

@@ -88,8 +88,8 @@ def up(directory: Path, *options: str) -> Iterator[Up]:
                 os.kill(pid, signal.SIGKILL)
 
 
-def sava(*arguments: str, admin: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **({"SAVA_ADMIN": admin} if admin else {})}
+def sava(*arguments: str, admin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **({"SAVA_ADMIN": admin} if admin else {}), **variables}
     return subprocess.run([*SAVA, *arguments], env=environment, capture_output=True, text=True, timeout=60)
 
 
@@ -225,3 +225,60 @@ def test_a_broker_that_cannot_start_is_told_with_its_reason(tmp_path: Path) -> N
     assert refused.returncode == 1
     assert "sava: broker 1 ended with code 1; the end of" in refused.stderr
     assert "brokr: unknown key" in refused.stderr
+
+
+# -- secured -----------------------------------------------------------------------------
+
+
+def test_a_secured_cluster_has_a_user_of_each_role(tmp_path: Path) -> None:
+    """Three variables are all that commands need, and a second start has the same keys and tokens."""
+    data = tmp_path / "data"
+    base = str(free_ports(12)[0])
+    with up(data, "--secure", "--brokers", "1", "--port-base", base) as first:
+        ready = first.ready
+        assert ready["secure"]
+        assert {"admin", "producer", "consumer", "reader", "operator", "monitoring"} <= {*ready["tokens"]}
+
+        def as_user(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+            variables = {"SAVA_CLUSTER": ready["cluster"], "SAVA_TLS_CA": ready["ca"]}
+            return sava(*arguments, SAVA_TOKEN=ready["tokens"][name], **variables)
+
+        assert as_user("admin", "topics", "create", "/default/orders").returncode == 0
+        assert as_user("producer", "produce", "/default/orders", "tea").returncode == 0
+        taken = as_user("consumer", "consume", "/default/orders", "--subscription", "s", "--count", "1")
+        assert "tea" in taken.stdout, taken.stderr
+        listed = as_user("monitoring", "brokers", "list")
+        assert listed.returncode == 0, listed.stderr
+
+        for name, refused in (
+            ("consumer", as_user("consumer", "produce", "/default/orders", "coffee")),
+            ("producer", as_user("producer", "consume", "/default/orders", "--count", "1")),
+            ("monitoring", as_user("monitoring", "topics", "delete", "/default/orders", "--yes")),
+            ("operator", as_user("operator", "auth", "bindings", "create", "operator", "admin")),
+        ):
+            assert refused.returncode == 1
+            assert f"user:{name} has no permission" in refused.stderr
+        stranger = sava("topics", "list", SAVA_CLUSTER=ready["cluster"], SAVA_TLS_CA=ready["ca"])
+        assert "this cluster wants to know its callers" in stranger.stderr
+        open_to = {path.name for path in [data, *data.rglob("*")] if path.stat().st_mode & 0o077}
+        assert open_to == set()
+        who = json.loads(as_user("reader", "auth", "whoami", "-o", "json").stdout)
+        assert (who["principal"], who["credential"], who["is_enforced"]) == ("user:reader", "token", True)
+
+    log = (data / "broker-1.log").read_text()
+    assert not [token for token in ready["tokens"].values() if token in log + first.errors]
+    with up(data) as second:  # without the option: what was secured stays so
+        assert {name: second.ready[name] for name in ("tokens", "ca", "cluster")} == {
+            name: ready[name] for name in ("tokens", "ca", "cluster")
+        }
+        assert as_user("consumer", "auth", "can-i", "consume", "/default/orders").returncode == 0
+
+
+def test_settings_with_a_section_of_their_own_are_left_alone(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "sava.yml").write_text("auth: {clock_skew_seconds: 5}\n")
+    refused = sava("up", "--secure", "--data-dir", str(data), "--port-base", str(free_ports(12)[0]))
+    assert refused.returncode == 1
+    assert "has a section auth of its own" in refused.stderr
+    assert (data / "sava.yml").read_text() == "auth: {clock_skew_seconds: 5}\n"

@@ -50,6 +50,7 @@ PYTHON: Final = {
     "client.md": ("tests/integration/test_client_guide.py",),
     "danube.md": ("tests/compat/test_examples.py",),
     "pipeline.md": ("tests/spark/test_pipeline_guide.py",),
+    "security.md": ("tests/integration/test_docs.py",),
 }
 """Which tests run the Python of a page."""
 SHELL: Final = {
@@ -415,7 +416,7 @@ def test_every_setting_that_a_page_names_exists(page: str) -> None:
     named = {
         name
         for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?:: [^`]*)?`", text_of(page))
-        if name.partition(".")[0] in sections and not name.endswith((".md", ".py", ".proto"))
+        if name.partition(".")[0] in sections and not name.endswith((".md", ".py", ".proto", ".yml"))
     }
     assert sorted(named - known - OF_DANUBE.get(page, set())) == []
 

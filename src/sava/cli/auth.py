@@ -25,13 +25,15 @@ from sava.errors import CallerError
 from sava.proto import security_pb2 as pb
 from sava.security.credentials import token_in
 from sava.security.principal import Principal
-from sava.security.provision import Provision
+from sava.security.provision import Provision, SigningAuthority
 from sava.security.tokens import (
     SIGNATURES,
     KeysInvalid,
     TokenIssuer,
     TokenVerifier,
     create_token,
+    new_key_pair,
+    new_secret,
     read_key_file,
     signing_key,
     write_private,
@@ -168,6 +170,72 @@ def bootstrap(
     )
 
 
+@app.command()
+def certificate(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where `sava auth bootstrap --ca` put the authority.")
+    ],
+    brokers: Annotated[
+        list[str] | None,
+        typer.Option("--broker", metavar="HOST", help="By which others reach a broker. Repeatable."),
+    ] = None,
+    users: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--user", metavar="NAME", help="A user, for brokers that want a certificate. Repeatable."
+        ),
+    ] = None,
+    cluster_name: Annotated[
+        str, typer.Option("--cluster-name", metavar="NAME", help="As in the brokers' settings.")
+    ] = "sava",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where the files go. [default: DIR]")
+    ] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Sign certificates for brokers and users, each with a new key: for a broker that joins, or before an
+    old one ends. Nothing is written over; rename the new files over the old ones."""
+    if not brokers and not users:
+        raise typer.BadParameter("give --broker HOST or --user NAME")
+    authority = SigningAuthority(directory)
+    made = [
+        authority.issue_broker(cluster_name, _file_name(host), out or directory) for host in brokers or ()
+    ]
+    made += [authority.issue_user(cluster_name, _file_name(name), out or directory) for name in users or ()]
+    if output is Format.JSON:
+        print_json({"files": [str(path.absolute()) for path in made]})
+    for path in made if output is Format.TABLE else ():
+        print_line(f"made {path} and {path.with_suffix('.key').name}")
+
+
+@token_app.command("new-key")
+def new_key(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A new file for the private key, or the secret.")
+    ],
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", metavar="NAME", help=f"What it is for. {', '.join(SIGNATURES)}.")
+    ] = "ES256",
+    output: Output = Format.TABLE,
+) -> None:
+    """Make a key that signs tokens, and its public key, which brokers need, in FILE with the suffix .pub. For
+    HS256 to HS512 it is a secret, which brokers need as well."""
+    if algorithm not in SIGNATURES:
+        raise typer.BadParameter(f"{algorithm!r} is none of {', '.join(SIGNATURES)}")
+    if algorithm.startswith("HS"):
+        write_private(file, new_secret() + b"\n")
+        made = [file]
+    else:
+        private, public = new_key_pair(algorithm)
+        write_private(file, private)
+        write_private(file.with_suffix(".pub"), public)
+        made = [file, file.with_suffix(".pub")]
+    if output is Format.JSON:
+        print_json({"files": [str(path.absolute()) for path in made]})
+    else:
+        print_line(f"made {' and '.join(map(str, made))}")
+
+
 @token_app.command("create")
 def create(
     principal: Who,
@@ -234,7 +302,9 @@ def verify(
     ] = None,
     issuer: Issuer = "sava",
     audience: Audience = "",
-    algorithm: Annotated[str | None, typer.Option("--algorithm", metavar="NAME", hidden=False)] = None,
+    algorithm: Annotated[
+        str | None, typer.Option("--algorithm", metavar="NAME", help="By default what fits the key.")
+    ] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Check a token as a broker does, and show whom it names. Whether it was revoked only brokers know."""
@@ -379,8 +449,10 @@ def list_roles(session: AdminSession) -> None:
 @command(roles_app, "set")
 def set_role(
     session: AdminSession,
-    name: Annotated[str, typer.Argument(metavar="NAME")],
-    permissions: Annotated[list[str], typer.Argument(metavar="PERMISSION...")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the role.")],
+    permissions: Annotated[
+        list[str], typer.Argument(metavar="PERMISSION...", help="Such as lookup and produce.")
+    ],
 ) -> None:
     """Create the role NAME, or give it other permissions. Who has it has those from then on."""
     role = session.ask(pb.Role(name=name, permissions=permissions), "SetRole")
@@ -388,7 +460,9 @@ def set_role(
 
 
 @command(roles_app, "delete")
-def delete_role(session: AdminSession, name: Annotated[str, typer.Argument(metavar="NAME")]) -> None:
+def delete_role(
+    session: AdminSession, name: Annotated[str, typer.Argument(metavar="NAME", help="Of the role.")]
+) -> None:
     """Delete the role NAME. Refused while a binding names it."""
     session.answer(session.ask(pb.DeleteRoleRequest(name=name)), f"role {name} deleted")
 
@@ -547,12 +621,16 @@ def set_quota(
     principal: Annotated[
         str, typer.Argument(metavar="PRINCIPAL", help="user:NAME; or *: all that have none of their own.")
     ],
-    max_connections: Annotated[int, typer.Option(min=0, metavar="N")] = 0,
-    max_streams: Annotated[int, typer.Option(min=0, metavar="N")] = 0,
-    publish_bytes_per_second: Annotated[int, typer.Option(min=0, metavar="N", help="Of one broker.")] = 0,
-    consume_bytes_per_second: Annotated[int, typer.Option(min=0, metavar="N", help="Of one broker.")] = 0,
-    max_topics: Annotated[int, typer.Option(min=0, metavar="N")] = 0,
-    max_subscriptions: Annotated[int, typer.Option(min=0, metavar="N")] = 0,
+    max_connections: Annotated[
+        int, typer.Option(min=0, metavar="N", help="At one time, with one broker.")
+    ] = 0,
+    max_streams: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Open at one time, with one broker.")
+    ] = 0,
+    publish_bytes_per_second: Annotated[int, typer.Option(min=0, metavar="N", help="Into one broker.")] = 0,
+    consume_bytes_per_second: Annotated[int, typer.Option(min=0, metavar="N", help="Out of one broker.")] = 0,
+    max_topics: Annotated[int, typer.Option(min=0, metavar="N", help="That it has created.")] = 0,
+    max_subscriptions: Annotated[int, typer.Option(min=0, metavar="N", help="That it has created.")] = 0,
 ) -> None:
     """Limit what PRINCIPAL may use. What is not given has no limit."""
     quota = pb.Quota(

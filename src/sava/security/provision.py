@@ -29,7 +29,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from sava.errors import CallerError
 from sava.security.certificates import SCHEME
 from sava.security.credentials import token_in
 from sava.security.principal import BROKER, USER, Principal
@@ -51,16 +50,11 @@ CLOCK_OFF: Final = timedelta(hours=1)
 MAX_COMMON_NAME: Final = 64
 
 
-class NotProvisioned(CallerError):
-    """A file that the command needs is not in the directory."""
-
-
 class SigningAuthority:
     """Signs certificates of brokers and users. Its key is ``ca.key``, and stays where it was made."""
 
     def __init__(self, directory: Path) -> None:
-        """That of the directory. Raises NotProvisioned, KeysInvalid."""
-        self._directory = directory
+        """That of the directory. Raises KeysInvalid."""
         self.path = directory / "ca.pem"
         try:
             self._own = x509.load_pem_x509_certificate(read_key_file(self.path))
@@ -87,14 +81,21 @@ class SigningAuthority:
         write_private(directory / "ca.pem", own.public_bytes(serialization.Encoding.PEM))
         return cls(directory)
 
-    def issue(
-        self, file: str, common_name: str, *, identities: Sequence[str] = (), hosts: Sequence[str] = ()
-    ) -> Path:
-        """A certificate in ``file.pem``, with its key in ``file.key``. Raises SecretExists, OSError."""
+    def issue_broker(self, cluster_name: str, host: str, directory: Path) -> Path:
+        """Of the broker that others reach as ``host``. Raises SecretExists, OSError."""
+        hosts = [host, *(["localhost"] if host == "127.0.0.1" else [])]
+        return self._issue(directory, host, identity(cluster_name, BROKER, host), hosts)
+
+    def issue_user(self, cluster_name: str, name: str, directory: Path) -> Path:
+        """Raises SecretExists, OSError."""
+        return self._issue(directory, name, identity(cluster_name, USER, name), ())
+
+    def _issue(self, directory: Path, name: str, uri: str, hosts: Sequence[str]) -> Path:
+        """A certificate in ``name.pem``, with its key in ``name.key``."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [*map(_host, hosts), *map(x509.UniformResourceIdentifier, identities)]
+        names = [*map(_host, hosts), x509.UniformResourceIdentifier(uri)]
         signed = (
-            _builder(_name(common_name), self._own.subject, key, CERTIFICATE_DAYS)
+            _builder(_name(name), self._own.subject, key, CERTIFICATE_DAYS)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(
@@ -107,8 +108,8 @@ class SigningAuthority:
             )
             .sign(self._key, hashes.SHA256())
         )
-        write_private(self._directory / f"{file}.key", _pem(key))
-        path = self._directory / f"{file}.pem"
+        write_private(directory / f"{name}.key", _pem(key))
+        path = directory / f"{name}.pem"
         write_private(path, signed.public_bytes(serialization.Encoding.PEM))
         return path
 
@@ -202,16 +203,11 @@ class Provision:
         if self.has_authority:
             authority = SigningAuthority.create(self.directory, self.cluster_name)
             for host in self.brokers:
-                authority.issue(
-                    host,
-                    host,
-                    identities=[identity(self.cluster_name, BROKER, host)],
-                    hosts=[host, *(["localhost"] if host == "127.0.0.1" else [])],
-                )
+                authority.issue_broker(self.cluster_name, host, self.directory)
         for user in (self.admin, *self.users):
             self.write_token(user)
             if self.has_authority:
-                authority.issue(user, user, identities=[identity(self.cluster_name, USER, user)])
+                authority.issue_user(self.cluster_name, user, self.directory)
         write_private(self.directory / "auth.yml", self.section().encode())
 
     def renew_tokens(self, within_s: float) -> None:
