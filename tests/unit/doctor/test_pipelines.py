@@ -39,6 +39,11 @@ def test_a_pipeline_that_fails_again_and_again() -> None:
     only(seen, Level.ERROR, "pipelines", "(so far 4 times): no column total")
 
 
+def test_a_pipeline_that_its_runner_refuses() -> None:
+    seen = pipeline("failed", error="this runner does not allow function os:system")
+    only(seen, Level.ERROR, "pipelines", "its runner refuses it: this runner does not allow")
+
+
 def test_a_pipeline_that_nobody_runs() -> None:
     only(pipeline("waiting"), Level.ERROR, "pipelines", "no runner has it")
     assert troubles(pipeline("waiting", made_by="replication")) == []  # what it copies is told by topic
