@@ -1,6 +1,6 @@
 """``make attack``: a cluster of three brokers under attack, while a client publishes and consumes.
 
-    python -m tests.security.attack --minutes 2 [--only raft --only "huge names"]
+    python -m tests.security.attack --minutes 2 [--secure] [--only raft --only "huge names"]
 
 The brokers, the attacker and the client (this process) are processes of their own. One attack follows the
 other; each has the same share of the time. For each, the table says how many of its attempts were accepted
@@ -19,7 +19,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +30,15 @@ import msgspec
 from sava.client import Client
 from sava.errors import SavaError
 from tests.security.attacks import Attack, Tally, Target, all_attacks
+from tests.security.secured_cluster import SecuredCluster
 from tests.support.brokers import BrokerProcess, Brokers
 from tests.support.processes import PIPE, start_sava
 from tests.support.waiting import PATIENCE_S, NotInTime, until
 
 TOPIC: Final = "/default/victim"
+VICTIM: Final = "victim"
+ATTACKER: Final = "attacker"
+"""Has a token, and no role."""
 PAUSE_S: Final = 0.01
 """Between two messages of the victim."""
 HANGS_S: Final = 5.0
@@ -72,8 +76,8 @@ class Row:
 class Victim:
     """The client that others must not disturb: one message at a time, and a consumer of all of them."""
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = list(urls)
+    def __init__(self, connect: Callable[[], Client]) -> None:
+        self._connect = connect
         self.acknowledged: set[bytes] = set()
         self.received: set[bytes] = set()
         self.row: Row | None = None
@@ -83,7 +87,7 @@ class Victim:
     async def publish(self) -> None:
         number = 0
         async with (
-            Client(self._urls, timeout=PATIENCE_S) as client,
+            self._connect() as client,
             client.producer(TOPIC, name="victim", linger_ms=0, timeout=PATIENCE_S) as producer,
         ):
             while True:
@@ -103,7 +107,7 @@ class Victim:
 
     async def consume(self) -> None:
         async with (
-            Client(self._urls, timeout=PATIENCE_S) as client,
+            self._connect() as client,
             client.consumer(TOPIC, subscription="victim") as consumer,
         ):
             async for message in consumer:
@@ -116,7 +120,7 @@ class Victim:
             await until(lambda: self.acknowledged <= self.received, "all has come", timeout=PATIENCE_S)
         missing = self.acknowledged - self.received
         if missing:
-            async with Client(self._urls, timeout=PATIENCE_S) as client, client.reader(TOPIC) as reader:
+            async with self._connect() as client, client.reader(TOPIC) as reader:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PATIENCE_S):
                         async for message in reader:
@@ -142,7 +146,7 @@ class Siege:
         self._cluster = cluster
         self._attacks = attacks
         self._seconds = seconds
-        self._victim = Victim([broker.client_url for broker in cluster.brokers])
+        self._victim = Victim(lambda: client_of(cluster))
         self.rows: list[Row] = []
         self.before_mb = 0
         self.lost: set[bytes] = set()
@@ -150,6 +154,9 @@ class Siege:
     async def run(self) -> None:
         cluster, victim = self._cluster, self._victim
         await cluster.create(TOPIC)
+        if isinstance(cluster, SecuredCluster):
+            for role in ("producer", "consumer", "reader"):
+                await cluster.bind(VICTIM, role, topic=TOPIC)
         parts = [asyncio.create_task(part) for part in (victim.consume(), victim.publish())]
         try:
             await until(lambda: len(victim.received) > 100, "the victim publishes and consumes")
@@ -228,8 +235,17 @@ async def attacked(attack: Attack, target: Target, seconds: float) -> Tally:
     return msgspec.json.decode(out, type=Tally)
 
 
+def client_of(cluster: Brokers) -> Client:
+    if isinstance(cluster, SecuredCluster):
+        return cluster.client_of(VICTIM)
+    return Client([broker.client_url for broker in cluster.brokers], timeout=PATIENCE_S)
+
+
 def target_of(cluster: Brokers) -> Target:
+    secured = cluster if isinstance(cluster, SecuredCluster) else None
     return Target(
+        ca=str(secured.tls.ca) if secured is not None and secured.tls is not None else "",
+        token=secured.token_of(ATTACKER) if secured is not None else "",
         client=tuple(broker.client_url.rpartition("/")[2] for broker in cluster.brokers),
         admin=tuple(broker.admin for broker in cluster.brokers),
         raft=tuple(broker.raft_address for broker in cluster.brokers),
@@ -260,8 +276,7 @@ def faults(siege: Siege, bounds: Bounds, *, is_secured: bool = False) -> list[st
     found = [f"{len(siege.lost)} acknowledged messages are lost"] if siege.lost else []
     for row in siege.rows:
         attack = row.attack
-        is_expected = attack.expected == "borne" or (attack.is_of_strangers and not is_secured)
-        if row.tally.accepted and not is_expected:
+        if row.tally.accepted and attack.must_be_refused(is_secured=is_secured):
             found.append(f"{attack.name}: accepted {row.tally.accepted} times")
         if row.restarts:
             found.append(f"{attack.name}: {row.restarts} brokers died or hung")
@@ -281,7 +296,8 @@ async def _main(arguments: argparse.Namespace) -> int:
     attacks = [each for name, each in known.items() if any(word in name for word in arguments.only or ("",))]
     seconds = arguments.minutes * 60 / len(attacks)
     with tempfile.TemporaryDirectory() as directory:
-        async with Brokers(3, Path(directory)) as cluster:
+        kind = SecuredCluster if arguments.secure else Brokers
+        async with kind(3, Path(directory)) as cluster:
             siege = Siege(cluster, attacks, seconds)
             print(HEAD, flush=True)
             await siege.run()
@@ -289,7 +305,7 @@ async def _main(arguments: argparse.Namespace) -> int:
             print(
                 f"memory before the attacks: {siege.before_mb} MB; healthy at the end: {sum(survived)} of 3"
             )
-    found = faults(siege, Bounds(arguments.p99, arguments.growth))
+    found = faults(siege, Bounds(arguments.p99, arguments.growth), is_secured=arguments.secure)
     for fault in found:
         print(f"FAULT {fault}")
     if not found:
@@ -301,8 +317,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.security.attack", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0, help="for all attacks together")
     parser.add_argument("--only", action="append", metavar="TEXT", help="attacks with it in their name")
+    parser.add_argument(
+        "--secure", action="store_true", help="TLS and tokens; the attacker has a token without any role"
+    )
     parser.add_argument("--p99", type=float, default=1.0, help="seconds that publishing may take")
-    parser.add_argument("--growth", type=int, default=600, help="megabytes that a broker may grow by")
+    parser.add_argument("--growth", type=int, default=800, help="megabytes that a broker may grow by")
     sys.exit(asyncio.run(_main(parser.parse_args())))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -14,6 +15,7 @@ from sava.security.cluster_secret import ClusterSecret
 from sava.security.handshake import Purpose, Welcome
 from tests.security.attack import is_healthy, target_of
 from tests.security.attacks import all_attacks, broker_port
+from tests.security.secured_cluster import SecuredCluster
 from tests.support.brokers import Brokers
 from tests.support.waiting import PATIENCE_S
 
@@ -44,8 +46,18 @@ async def test_the_attack_does_no_harm(name: str, cluster: Brokers) -> None:
         assert await producer.send(b"after") > before
     assert [await is_healthy(broker) for broker in cluster.brokers] == [True] * 3
     assert tally.accepted + tally.refused > 0, "nothing was tried"
-    if attack.expected == "refused" and not attack.is_of_strangers:
+    if attack.must_be_refused(is_secured=False):
         assert tally.accepted == 0, tally.note
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_a_caller_without_a_role_gets_nothing_done(tmp_path: Path) -> None:
+    async with SecuredCluster(1, tmp_path) as secured:
+        target = target_of(secured)
+        for attack in (each for each in ATTACKS.values() if each.must_be_refused(is_secured=True)):
+            tally = await attack.run(target, MOMENT_S / 2)
+            assert (attack.name, tally.accepted) == (attack.name, 0)
+        assert await is_healthy(secured.brokers[0])
 
 
 async def test_who_knows_the_secret_gets_in_by_the_same_handshake(cluster: Brokers) -> None:

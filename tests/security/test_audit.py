@@ -159,3 +159,22 @@ async def test_a_quota_in_the_metadata_store_holds_on_every_broker(cluster: Secu
     assert any(
         'sava_quota_refused_total{principal="user:alice",quota="max_streams"}' in text for text in metrics
     )
+
+
+async def test_what_a_handler_denies_is_recorded_too(cluster: SecuredCluster) -> None:
+    """Bob may produce, and not under the name of Alice's producer."""
+    await cluster.bind("bob", "producer", topic=TOPIC)
+    async with cluster.client_of("alice") as client, client.producer(TOPIC, name="alices") as producer:
+        await producer.send(b"1")
+    async with cluster.client_of("bob", timeout=2) as client:
+        with pytest.raises(ClientError, match="belongs to user:alice"):
+            async with client.producer(TOPIC, name="alices"):
+                pass
+
+    async def is_there() -> bool:
+        return bool(await events_of(cluster, principal="user:bob", decision="denied"))
+
+    await until(is_there, "the event is in the topic")
+    event = (await events_of(cluster, principal="user:bob", decision="denied"))[0]
+    assert event["method"] == "/sava.streams.Streams/Publish"
+    assert "belongs to user:alice" in event["reason"]

@@ -427,6 +427,7 @@ class ForwardingServer:
     async def _answer(self, context: Any, error: SavaError) -> NoReturn:
         if not isinstance(error, Relayed):
             self._forwarder.refusals[error_mapping.code_of(error)] += 1
+            self._guard.refused(error)
         await self._end(context, error)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:

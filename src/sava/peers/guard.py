@@ -61,6 +61,7 @@ from sava.security.principal import ANONYMOUS, BROKER, Principal
 from sava.security.store import CERTIFICATE, TOKEN, SecurityPolicies, SecurityPolicyInvalid
 from sava.security.tokens import TokenInvalid, TokenVerifier
 from sava.tasks import spawn
+from sava.topics.errors import OwnedByAnother
 from sava.topics.names import TopicName, check_name
 
 log = logging.getLogger(__name__)
@@ -461,6 +462,7 @@ class Guard:
             call = Call(who, shown, rules.authorizer)
         call.peer = context.peer()
         call.request_id = request_id
+        call.method = method
         calls.current.set(call)
         principal.current.set(call.principal)
         return call
@@ -510,8 +512,19 @@ class Guard:
         self._denied(method, Call(call.principal, peer=context.peer()), (), error)
         return error
 
+    def refused(self, error: SavaError) -> None:
+        """The running call ends with this error. What a handler denies is recorded as what is denied before
+        it: another's producer, subscription or session is no less out of bounds than another's topic."""
+        if self.rules is None or not isinstance(error, PermissionDenied | OwnedByAnother):
+            return
+        call = calls.current.get()
+        if call.authorizer is not None and not call.is_denied:
+            about = tuple(dict.fromkeys(str(resource) for _, resource in call.required))
+            self._denied(call.method, call, about, error)
+
     def _denied(self, method: str, call: Call, about: tuple[str, ...], error: SavaError) -> None:
         self.denials += 1
+        call.is_denied = True
         if self.audit is not None and self.audit.level != "off":
             self.audit.denied(_audited(method, call, about), str(error))
             return

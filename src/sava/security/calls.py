@@ -47,6 +47,9 @@ class Call:
     """The address that it comes from."""
     request_id: str = ""
     """As its caller has named it."""
+    method: str = ""
+    is_denied: bool = False
+    """Its refusal is counted and recorded."""
     required: list[tuple[tuple[Permission, ...], Resource]] = field(default_factory=list)
 
     def may(self, any_of: tuple[Permission, ...], resource: Resource) -> bool:

@@ -58,6 +58,12 @@ class Attack:
     is_of_strangers: bool = False
     """It is an attack only where callers are known: a cluster without security lets all of them do it."""
 
+    def must_be_refused(self, *, is_secured: bool) -> bool:
+        """``is_secured``: the cluster knows its callers, and the attacker has no role."""
+        if is_secured and self.name.startswith("client:"):
+            return True
+        return self.expected == "refused" and not self.is_of_strangers
+
 
 def all_attacks() -> dict[str, Attack]:
     from tests.security.attacks import broker_port, client_port, sockets

@@ -27,6 +27,7 @@ from sava.proto import admin_pb2 as pb
 from sava.proto import ledgers_pb2 as ledgers_pb
 from sava.raft.types import Membership, NodeId
 from sava.security.cluster_secret import ClusterSecret
+from sava.security.credentials import Credentials, Tls
 from sava.security.handshake import (
     NONCE_BYTES,
     Bound,
@@ -46,6 +47,8 @@ FORGED_KEY: Final = "/forged-by-stranger"
 GUESSES: Final = 4
 """Incarnations of a journal that a stranger tries."""
 CLAIMED: Final = "127.0.0.1:1"
+LOST: Final = (OSError, TimeoutError, RuntimeError)
+"""A connection that the broker has closed; uvloop raises RuntimeError when it is written to."""
 
 Trick = Literal["no proof", "random proof", "guessed secret", "silence"]
 TRICKS: Final[tuple[Trick, ...]] = ("no proof", "random proof", "guessed secret", "silence")
@@ -155,6 +158,11 @@ class Known(msgspec.Struct):
     journals: tuple[tuple[LedgerId, StorageId], ...] = ()
 
 
+def admin_of(target: Target) -> AdminClient:
+    tls = Tls(ca=target.ca) if target.ca else None
+    return AdminClient(target.admin[0], Credentials(tls=tls, token=target.token or None))
+
+
 async def find_out(target: Target) -> Known:
     """Node ids are in the challenges of all brokers; the cluster's id the attacker has heard of."""
     cluster, nodes = "unknown", []
@@ -168,9 +176,9 @@ async def find_out(target: Target) -> Known:
                 nodes.append(int(challenge.node))
             stranger.close()
     with suppress(SavaError):
-        async with AdminClient(target.admin[0]) as client:
+        async with admin_of(target) as client:
             cluster = (await client.status()).cluster_id
-    return Known(cluster, tuple(nodes), address=target.raft[0])
+    return Known(cluster, tuple(nodes) or (1, 2, 3), address=target.raft[0])
 
 
 async def tried(
@@ -188,22 +196,37 @@ async def tried(
     while time.monotonic() < until:
         for trick in TRICKS:
             for address in target.raft:
-                with suppress(OSError, TimeoutError, BadFrame, msgspec.DecodeError):
-                    stranger = await Stranger.connect(target, address)
-                    try:
-                        end = await stranger.shake(purpose, known, trick, order)
-                        is_in = isinstance(end, Welcome | Bound)
-                        tally.count(is_accepted=await attack(stranger) or is_in)
-                    finally:
-                        stranger.close()
+                tally.count(is_accepted=await _try(target, address, known, purpose, trick, attack, order))
     return tally
+
+
+async def _try(
+    target: Target,
+    address: str,
+    known: Known,
+    purpose: Purpose,
+    trick: Trick,
+    attack: Callable[[Stranger], Awaitable[bool]],
+    order: Order | None,
+) -> bool:
+    try:
+        stranger = await Stranger.connect(target, address)
+    except LOST:
+        return False  # as with TLS, for one without a certificate
+    is_in = False
+    with suppress(*LOST, BadFrame, msgspec.DecodeError):
+        end = await stranger.shake(purpose, known, trick, order)
+        is_in = isinstance(end, Welcome | Bound)
+        is_in |= await attack(stranger)
+    stranger.close()
+    return is_in
 
 
 async def find_journals(target: Target, known: Known) -> Known:
     """From the admin port where it is open, and by guessing."""
     journals = {(LedgerId(node, number), StorageId("0")) for node in known.nodes for number in range(GUESSES)}
     with suppress(SavaError):
-        async with AdminClient(target.admin[0]) as client:
+        async with admin_of(target) as client:
             listed = await client.ask(ledgers_pb.ListLedgersRequest())
             for ledger in listed.ledgers:
                 name = LedgerId(ledger.broker_id, ledger.incarnation)
@@ -307,7 +330,7 @@ async def fuzzed_openings(target: Target, seconds: float) -> Tally:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         address = chance.choice(target.raft)
-        with suppress(OSError, TimeoutError):
+        with suppress(*LOST):
             stranger = await Stranger.connect(target, address)
             hello = (1, chance.randrange(6), chance.getrandbits(62), chance.randbytes(32), b"", "x:1")
             proof = (2, chance.randbytes(32), None)
@@ -345,7 +368,7 @@ async def unfinished_frames(target: Target, seconds: float) -> Tally:
                 writer.write(piece)
                 async with asyncio.timeout(0.5):
                     await writer.drain()
-            except (OSError, TimeoutError):
+            except LOST:
                 writers.remove(writer)
                 writer.transport.abort()
                 tally.count(is_accepted=False)
