@@ -447,8 +447,8 @@ class ListenerHandshake:
                 raise NotAuthenticated(
                     f"node {challenge.node} knows a secret already, and node {hello.node} does not prove "
                     "that it knows the same; repeat the command on the broker where it was begun, or give "
-                    "both the same auth.cluster_secret_file, or remove cluster_secret from the data directory"
-                    " of a broker that belongs to no cluster"
+                    "both the same auth.cluster_secret_file, or remove cluster_secret from the data "
+                    "directory of a broker that belongs to no cluster"
                 )
             raise NotAuthenticated(
                 f"node {hello.node} does not prove that it knows the cluster's secret; every broker of a "
