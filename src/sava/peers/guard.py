@@ -41,6 +41,7 @@ from sava.security.audit import Audit, AuditedCall
 from sava.security.calls import Call, Credential
 from sava.security.certificates import principal_of, read_certificate
 from sava.security.cluster_secret import ClusterSecret
+from sava.security.delegation import CheckMac, DelegationInvalid, IsDelegated, is_delegation, verified
 from sava.security.permissions import (
     CLUSTER,
     TABLE,
@@ -79,6 +80,7 @@ OPENING_S: Final = 1.0
 HOLD_S: Final = 1.0
 """Before a stream of Danube's protocol is refused: its client opens it again at once."""
 LOOKUP: Final = (Permission.LOOKUP,)
+CLAIM_LOOK_S: Final = 1.0
 STEP: Final = 200
 """Streams that are looked through between two turns of the event loop."""
 DENIALS_PER_S: Final = 5
@@ -177,6 +179,24 @@ class BrokerIdentity:
 # -- who calls -------------------------------------------------------------------------------------
 
 
+class Delegations(NamedTuple):
+    """By what runners act for the creators of the pipelines that they have claimed
+    (``sava.security.delegation``)."""
+
+    check: CheckMac
+    is_delegated: IsDelegated
+
+    def read(self, token: str) -> tuple[Principal, Credential]:
+        """Raises DelegationInvalid."""
+        said = verified(token, self.check, self.is_delegated)
+        return said.principal, Credential(calls.DELEGATION, f"{said.pipeline}/{said.claim}")
+
+    def is_held(self, call: Call) -> bool:
+        """Whether the claim that the call was made by is held still."""
+        pipeline, _, claim = call.credential.id.rpartition("/")
+        return self.is_delegated(str(call.principal), pipeline, int(claim))
+
+
 class Rules(NamedTuple):
     """What a broker that enforces roles decides by."""
 
@@ -188,6 +208,7 @@ class Rules(NamedTuple):
     allows_anonymous: bool
     has_certificates: bool
     """Whether the ports speak TLS, so that callers may show one."""
+    delegations: Delegations
 
     async def identify(self, context: Any, authorization: str | bytes) -> tuple[Principal, Credential]:
         """Raises Unauthenticated, KeysUnavailable."""
@@ -204,6 +225,11 @@ class Rules(NamedTuple):
         scheme, _, token = text.partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Unauthenticated("the authorization of the call is no bearer token")
+        if is_delegation(token):
+            try:
+                return self.delegations.read(token)
+            except DelegationInvalid as error:
+                raise Unauthenticated(str(error)) from error
         if self.verifier is None:
             raise Unauthenticated("this broker accepts no tokens: auth.tokens names no issuer")
         try:
@@ -562,6 +588,8 @@ class Guard:
         assert task is not None
         stream = _OpenStream(call, task)
         self._streams.add(stream)
+        if call.credential.kind == calls.DELEGATION:
+            self._watch_claim(stream)
         try:
             await work
         except asyncio.CancelledError:
@@ -591,6 +619,16 @@ class Guard:
                     self._recheck_one(stream)
         finally:
             self._rechecks = None
+
+    def _watch_claim(self, stream: _OpenStream) -> None:
+        """End a stream that a runner has opened for a pipeline, when it does not hold the claim any more."""
+        if stream not in self._streams:
+            return
+        assert self.rules is not None
+        if self.rules.delegations.is_held(stream.call):
+            asyncio.get_running_loop().call_later(CLAIM_LOOK_S, self._watch_claim, stream)
+        else:
+            stream.end(Unauthenticated(str(DelegationInvalid())))
 
     def _recheck_one(self, stream: _OpenStream) -> None:
         rules, call = self.rules, stream.call

@@ -15,15 +15,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from sava.security.delegation import PERMISSIONS as DELEGABLE
 from sava.security.permissions import Authorizer, Permission, Resource, denied
 from sava.security.principal import ANONYMOUS, Principal
+
+DELEGATION: Final = "delegation"
 
 
 class Credential(NamedTuple):
     """By what the caller has proven who it is."""
 
     kind: str = "none"
-    """``token``, ``certificate``, ``none``."""
+    """``token``, ``certificate``, ``delegation`` (of a pipeline to its runner), ``none``."""
     id: str = ""
     """The token's ``jti``, or the certificate's serial number in decimal; by it the credential is revoked."""
     expires_at: float = 0.0
@@ -54,14 +57,25 @@ class Call:
 
     def may(self, any_of: tuple[Permission, ...], resource: Resource) -> bool:
         authorizer = self.authorizer
-        return authorizer is None or self.is_own or authorizer.allows(self.principal, any_of, resource)
+        if authorizer is None or self.is_own:
+            return True
+        usable = self._usable(any_of)
+        return bool(usable) and authorizer.allows(self.principal, usable, resource)
 
     def may_within(self, any_of: tuple[Permission, ...], namespace: str) -> bool:
         """Whether anything of the namespace; empty: anything at all."""
         authorizer = self.authorizer
-        return (
-            authorizer is None or self.is_own or authorizer.allows_within(self.principal, any_of, namespace)
-        )
+        if authorizer is None or self.is_own:
+            return True
+        usable = self._usable(any_of)
+        return bool(usable) and authorizer.allows_within(self.principal, usable, namespace)
+
+    def _usable(self, any_of: tuple[Permission, ...]) -> tuple[Permission, ...]:
+        """A runner that acts for the creator of a pipeline has what pipelines need, however much the creator
+        has."""
+        if self.credential.kind != DELEGATION:
+            return any_of
+        return tuple(each for each in any_of if each in DELEGABLE)
 
     def require(self, any_of: tuple[Permission, ...], resource: Resource) -> None:
         """Raises PermissionDenied."""

@@ -56,7 +56,10 @@ class Permission(StrEnum):
     REPLICATE = "replicate"
     """Write what other clusters have, with their positions; and run links to them."""
     PIPELINES = "pipelines"
-    """Define pipelines, and run them."""
+    """Define pipelines."""
+    RUN_PIPELINES = "run-pipelines"
+    """Run pipelines, for those who have defined them. It is a permission of its own: who may claim any
+    pipeline acts for its creator."""
     CLUSTER_READ = "cluster-read"
     """See brokers, ledgers, roles, pipelines and figures."""
     CLUSTER_ADMIN = "cluster-admin"
@@ -70,12 +73,13 @@ P = Permission
 ROLES: Final[Mapping[str, frozenset[Permission]]] = {
     "admin": frozenset(Permission),
     # Runs the cluster, and neither reads its messages nor grants rights.
-    "operator": frozenset(Permission) - {P.PRODUCE, P.CONSUME, P.READ, P.CLUSTER_ADMIN, P.META},
+    "operator": frozenset(Permission)
+    - {P.PRODUCE, P.CONSUME, P.READ, P.RUN_PIPELINES, P.CLUSTER_ADMIN, P.META},
     "reader": frozenset((P.LOOKUP, P.READ)),
     "consumer": frozenset((P.LOOKUP, P.CONSUME)),
     "producer": frozenset((P.LOOKUP, P.PRODUCE)),
     "replicator": frozenset((P.LOOKUP, P.READ, P.REPLICATE)),
-    "pipeline-runner": frozenset((P.LOOKUP, P.PRODUCE, P.CONSUME, P.READ, P.REPLICATE, P.PIPELINES)),
+    "pipeline-runner": frozenset((P.LOOKUP, P.PRODUCE, P.CONSUME, P.READ, P.REPLICATE, P.RUN_PIPELINES)),
     "monitoring": frozenset((P.LOOKUP, P.CLUSTER_READ)),
 }
 """Built in, and unchangeable."""
@@ -305,7 +309,8 @@ _SERVICES: Final[Mapping[str, Mapping[str, Row]]] = {
         "RevokeLease": _cluster(P.META, audit=True),
     },
     "sava.admin.Brokers": {
-        "ListBrokers": _cluster(P.CLUSTER_READ),
+        # A runner finds the brokers that it calls.
+        "ListBrokers": _cluster(P.CLUSTER_READ, P.RUN_PIPELINES),
         # They move topics, of all namespaces.
         "DrainBroker": _cluster(P.MANAGE_TOPIC, audit=True),
         "ActivateBroker": _cluster(P.MANAGE_TOPIC, audit=True),
@@ -346,16 +351,16 @@ _SERVICES: Final[Mapping[str, Mapping[str, Row]]] = {
     "sava.admin.Doctor": {"Examine": _cluster(P.CLUSTER_READ)},
     "sava.admin.Pipelines": {
         "ApplyPipeline": _cluster(P.PIPELINES, audit=True),
-        "ListPipelines": _cluster(P.PIPELINES, P.CLUSTER_READ),
+        "ListPipelines": _cluster(P.PIPELINES, P.RUN_PIPELINES, P.CLUSTER_READ),
         "PausePipeline": _cluster(P.PIPELINES, audit=True),
         "ResumePipeline": _cluster(P.PIPELINES, audit=True),
         "DeletePipeline": _cluster(P.PIPELINES, audit=True),
         "ListRunners": _cluster(P.PIPELINES, P.CLUSTER_READ),
-        "JoinRunner": _cluster(P.PIPELINES),
-        "LeaveRunner": _cluster(P.PIPELINES),
-        "ClaimPipeline": _cluster(P.PIPELINES),
-        "ReportPipeline": _cluster(P.PIPELINES),
-        "ReleasePipeline": _cluster(P.PIPELINES),
+        "JoinRunner": _cluster(P.RUN_PIPELINES),
+        "LeaveRunner": _cluster(P.RUN_PIPELINES),
+        "ClaimPipeline": _cluster(P.RUN_PIPELINES, audit=True),
+        "ReportPipeline": _cluster(P.RUN_PIPELINES),
+        "ReleasePipeline": _cluster(P.RUN_PIPELINES),
     },
     "sava.admin.Replication": {
         "AddRemote": _cluster(P.REPLICATE, audit=True),

@@ -70,7 +70,7 @@ from sava.metadata.store import ClusterOperations, RaftStore
 from sava.peer_connection import Dialer
 from sava.peers.channels import PeerChannels
 from sava.peers.forwarding import Forwarder
-from sava.peers.guard import BrokerIdentity, Guard, Rules
+from sava.peers.guard import BrokerIdentity, Delegations, Guard, Rules
 from sava.peers.partition_calls import PartitionCalls
 from sava.proto import brokers_pb2 as brokers_pb
 from sava.raft.types import NO_NODE
@@ -168,7 +168,7 @@ def token_verifier(config: Config) -> TokenVerifier | None:
     return TokenVerifier(issuers, config.auth.clock_skew_seconds) if issuers else None
 
 
-def rules(config: Config, policies: SecurityPolicies) -> Rules | None:
+def rules(config: Config, policies: SecurityPolicies, delegations: Delegations) -> Rules | None:
     """By which calls are decided; None: every caller may do everything. Raises PrincipalInvalid,
     KeysInvalid."""
     auth = config.auth
@@ -181,6 +181,7 @@ def rules(config: Config, policies: SecurityPolicies) -> Rules | None:
         cluster_name=config.cluster_name,
         allows_anonymous=bool(auth.anonymous),
         has_certificates=auth.tls is not None and auth.client_certificates != "none",
+        delegations=delegations,
     )
 
 
@@ -327,9 +328,13 @@ class BrokerParts:
         self.security = SecurityPolicies(self.store)
         self.security.load()
         identity = BrokerIdentity(self.broker, self.secret)
-        self.guard = Guard(identity, rules(self.config, self.security), self.audit)
+        delegations = Delegations(self.secret.verify, self._is_delegated)
+        self.guard = Guard(identity, rules(self.config, self.security, delegations), self.audit)
         self.security.listen(self._quotas_changed)
         self._quotas_changed()
+
+    def _is_delegated(self, principal: str, pipeline: str, claim: int) -> bool:
+        return self.pipelines.is_delegated(principal, pipeline, claim)
 
     def _make_membership(self) -> None:
         self.registrar.listen(lambda: self.mirrored.registered(self.registrar.incarnation))

@@ -145,6 +145,10 @@ def _writers(parts: BrokerParts) -> WritersService:
     return WritersService(parts.writers, parts.staged, store_url=parts.config.storage.url)
 
 
+def _pipelines(parts: BrokerParts) -> PipelinesService:
+    return PipelinesService(parts.pipelines, parts.secret.mac if parts.config.auth.is_enforced else None)
+
+
 def _doctor(parts: BrokerParts) -> DoctorService:
     return DoctorService(
         parts.config, parts.disks, parts.storage, parts.readiness, broker=parts.topics.broker
@@ -175,7 +179,7 @@ def _add_admin_services(plain: aio.Server, parts: BrokerParts) -> None:
     )
     ledgers_pb2_grpc.add_LedgersServicer_to_server(ledgers, server)
     doctor_pb2_grpc.add_DoctorServicer_to_server(_doctor(parts), server)
-    pipelines_pb2_grpc.add_PipelinesServicer_to_server(PipelinesService(parts.pipelines), server)
+    pipelines_pb2_grpc.add_PipelinesServicer_to_server(_pipelines(parts), server)
     replication_pb2_grpc.add_ReplicationServicer_to_server(ReplicationService(parts.replication), server)
     security_pb2_grpc.add_SecurityServicer_to_server(
         SecurityService(parts.security, parts.guard, broker_url(parts.config)), server

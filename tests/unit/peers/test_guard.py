@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from sava.errors import SavaError
-from sava.peers.guard import Rules
+from sava.peers.guard import Delegations, Rules
 from sava.proto import streams_pb2, topics_admin_pb2
 from sava.security import calls, principal
 from sava.security.audit import Audit, AuditedCall
+from sava.security.delegation import Delegation, issued
 from sava.security.permissions import (
     Authorizer,
     Grant,
@@ -25,7 +26,7 @@ from sava.security.permissions import (
 from sava.security.principal import Principal
 from sava.security.store import SecurityPolicies
 from sava.security.tokens import TokenIssuer, TokenVerifier, create_token, new_secret, write_private
-from tests.support.guards import guard_of, identity
+from tests.support.guards import SECRET, guard_of, identity
 from tests.support.memory_store import MemoryStore
 
 ANN = Principal("user", "ann")
@@ -84,11 +85,22 @@ class Site:
             "test",
             allows_anonymous=False,
             has_certificates=False,
+            delegations=Delegations(SECRET.verify, self._is_delegated),
         )
         self.guard = guard_of(1, rules)
         self.guard.audit = audit = RecordingAudit()
         self.told = audit.told
         self._secret = secret
+        self.claims = {("user:ann", "copy", 7)}
+        """By which pipelines of whom are held."""
+
+    def _is_delegated(self, principal: str, pipeline: str, claim: int) -> bool:
+        return (principal, pipeline, claim) in self.claims
+
+    def delegated(self, pipeline: str = "copy", claim: int = 7) -> Context:
+        """What a runner shows that acts for Ann."""
+        token = issued(SECRET.mac, Delegation(ANN, pipeline, claim))
+        return Context(("authorization", f"Bearer {token}"))
 
     def bind(self, role: str, resource: Resource) -> None:
         self.policies.policies.grants.setdefault(ANN, set()).add(Grant(role, resource))
@@ -156,6 +168,49 @@ async def test_another_broker_says_whose_call_it_is(site: Site) -> None:
     assert site.told == []
     own = identity(2).own(DELETE)
     assert await site.call(DELETE, request, Context(own)) == (Principal("broker", "2"), 2)
+
+
+async def test_a_runner_acts_for_the_creator_while_it_holds_the_claim(site: Site) -> None:
+    site.bind("producer", Resource(GrantScope.TOPIC, "/sales/orders"))
+    assert await site.call(LOOK_UP, ORDERS, site.delegated()) == (ANN, 0)
+    with pytest.raises(Unauthenticated, match="claim"):
+        await site.call(LOOK_UP, ORDERS, site.delegated(claim=8))
+    site.claims.clear()
+    with pytest.raises(Unauthenticated, match="claim"):
+        await site.call(LOOK_UP, ORDERS, site.delegated())
+
+
+async def test_a_delegation_administers_nothing(site: Site) -> None:
+    """However much the creator of the pipeline may do."""
+    site.bind("admin", Resource(GrantScope.CLUSTER, ""))
+    request = topics_admin_pb2.DeleteTopicRequest(name="/sales/orders")
+    assert await site.call(DELETE, request, site.context("ann")) == (ANN, 0)
+    with pytest.raises(PermissionDenied):
+        await site.call(DELETE, request, site.delegated())
+    passed_on = identity(2).pass_on(DELETE, calls.Call(ANN, calls.Credential(calls.DELEGATION, "copy/7")))
+    with pytest.raises(PermissionDenied):
+        await site.call(DELETE, request, Context(passed_on))
+
+
+async def test_a_stream_ends_with_the_claim_that_opened_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sava.peers.guard.CLAIM_LOOK_S", 0.01)
+    site.bind("reader", Resource(GrantScope.TOPIC, "/sales/orders"))
+    begun = asyncio.Event()
+
+    async def endless(request: Any, context: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    read = "/sava.streams.Streams/Read"
+    guarded = site.guard.server_stream(read, endless, raise_it)
+    stream = asyncio.ensure_future(guarded(streams_pb2.ReadRequest(topic="/sales/orders"), site.delegated()))
+    await begun.wait()
+    site.claims.clear()
+    with pytest.raises(Unauthenticated, match="claim"):
+        async with asyncio.timeout(30):
+            await stream
 
 
 async def test_without_roles_every_caller_may_do_everything() -> None:
