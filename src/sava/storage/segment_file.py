@@ -121,7 +121,7 @@ _FIELD_IDS: Final = {
     "origin_cluster": 13,
     "origin_offset": 14,
 }
-"""For ever: tables refer to columns by these numbers. A new column gets a new one."""
+"""They never change: tables refer to columns by these numbers. A new column gets a new one."""
 
 _OFFSET: Final = len(_CONSTANTS)
 _PUBLISH_TIME: Final = _OFFSET + 1
@@ -264,6 +264,15 @@ _SMALL_OPTIONS: Final[Mapping[str, Any]] = {
 time of writing them. After a failover there may be a thousand such segments."""
 
 
+_MODEST_BYTES: Final = 256 << 10
+_MODEST_OPTIONS: Final[Mapping[str, Any]] = dict(_WRITER_OPTIONS) | {
+    "compression": dict.fromkeys(_LEAVES, "none") | {"payload": "zstd"},
+    "compression_level": {"payload": 1},
+}
+"""Of some kilobytes the payloads are what is worth compressing: a compressor for each column takes a quarter
+of the time, and makes the file larger."""
+
+
 class Encoded(NamedTuple):
     """A segment's bytes, and what its descriptor must say of them."""
 
@@ -291,9 +300,12 @@ def encode(topic: TopicKey, epoch: int, batches: Sequence[RecordBatch]) -> Encod
     start, end = batches[0].base_offset, batches[-1].next_offset
     sink = _Chunks()
     raw_bytes = 0
-    is_small = end - start <= _SMALL_ROWS and sum(batch.header.length for batch in batches) <= _SMALL_BYTES
-    options = _SMALL_OPTIONS if is_small else _WRITER_OPTIONS
-    with pq.ParquetWriter(sink.open(buffered=is_small), _DECLARED, **options) as writer:
+    size = sum(batch.header.length for batch in batches)
+    is_modest = size <= _MODEST_BYTES
+    options = _MODEST_OPTIONS if is_modest else _WRITER_OPTIONS
+    if end - start <= _SMALL_ROWS and size <= _SMALL_BYTES:
+        options = _SMALL_OPTIONS
+    with pq.ParquetWriter(sink.open(buffered=is_modest), _DECLARED, **options) as writer:
         for rows in row_groups(batches):
             raw_bytes += rows.nbytes
             writer.write_table(_completed(topic, rows), row_group_size=ROW_GROUP_ROWS)
