@@ -181,7 +181,14 @@ class StorageSettings(SettingsSection):
     journal_dir: Path = Path("/var/lib/sava/journal")
     """The journal of messages, on a local disk."""
     upload_interval_seconds: Positive = 60
-    """The longest time that a message stays in the journal alone."""
+    """The longest time that a message stays in the journal alone, unless its topic has less than 64 KiB
+    there."""
+    quiet_upload_interval_seconds: Positive | None = None
+    """The same for topics that have less there, while the journal holds less than 256 MiB; by default five
+    times as long. A small segment costs as much as a large one."""
+    segment_process: bool = True
+    """Make segments in a process of their own while there is much to write, so that messages do not wait for
+    it. It takes about 85 MB then, and ends after two minutes without work."""
     staging_expiry_seconds: Annotated[int, Field(ge=4)] = 3600
     """Unpublished parts of an exactly-once write are removed after this long. A commit must come within half
     of that."""

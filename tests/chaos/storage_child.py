@@ -21,6 +21,7 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -28,6 +29,7 @@ import msgspec
 from sava.metadata.commands import Delete, Put
 from sava.metadata.store import MetadataStore
 from sava.records import RecordBatch
+from sava.storage import segment_process
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.journal import JournalOptions
 from sava.storage.objectstore import ObjectStore
@@ -64,6 +66,8 @@ class Work(msgspec.Struct):
     producers: dict[str, int] = {}
     """``topic id:producer`` → the first sequence that was not acknowledged."""
     kill_at: str = ""
+    has_process: bool = False
+    """Segments are made by a process of their own, which dies with the child."""
 
 
 # -- metadata over a socket --------------------------------------------------------------------
@@ -264,6 +268,10 @@ async def main() -> None:
     reader, writer = await asyncio.open_unix_connection(work.metadata)
     store = cast(KillingStore, KillingStore.open(work.objects))
     metadata = RemoteMetadata(reader, writer)
+    options = OPTIONS
+    if work.has_process:
+        segment_process.WORTH_BYTES = 0  # type: ignore[misc]
+        options = replace(OPTIONS, upload=replace(OPTIONS.upload, has_process=True))
     if work.task != "merge":
         store.kill_at = metadata.kill_at = work.kill_at
     storage = await BrokerStorage.open(
@@ -271,7 +279,7 @@ async def main() -> None:
         broker=work.broker,
         store=store,
         metadata=cast(MetadataStore, metadata),
-        options=OPTIONS,
+        options=options,
         fail=lambda failure: os._exit(3),
         supervisor=Supervisor(),
     )

@@ -182,20 +182,29 @@ class Ledger:
 
 
 @pytest.mark.timeout(1800)
-async def test_what_was_acknowledged_survives_sigkill(world: World) -> None:
+@pytest.mark.parametrize(
+    ("has_process", "lives", "longest_s"),
+    [(False, LIVES, 0.6), (True, LIVES // 4, 5.0)],
+    ids=["", "process"],
+)
+async def test_what_was_acknowledged_survives_sigkill(
+    world: World, has_process: bool, lives: int, longest_s: float
+) -> None:
+    """``has_process``: what makes the segments is killed with it, and takes a while to start."""
     seed = time.time_ns()
     print(f"seed {seed}")
     rng, ledger, broker = Random(seed), Ledger(), "a"
     # Starting an interpreter takes longer than all the rest, so two are always in the making.
     children = deque([await Child.start(), await Child.start()])
     try:
-        for life in range(LIVES):
+        for life in range(lives):
             children.append(await Child.start())
             child = children[0]
-            child.give(world.work("produce", broker, topics=TOPICS, producers=ledger.next))
+            work = {"topics": TOPICS, "producers": ledger.next, "has_process": has_process}
+            child.give(world.work("produce", broker, **work))
             ledger.told(await child.next_report())
             # The time of the kill is the point of this test, so here time itself is awaited.
-            await asyncio.sleep(rng.uniform(0.0, 0.15))
+            await asyncio.sleep(rng.uniform(0.0, longest_s))
             child.kill()
             for line in await child.reports():
                 ledger.told(line)
@@ -205,7 +214,8 @@ async def test_what_was_acknowledged_survives_sigkill(world: World) -> None:
         for child in children:
             await child.end()
     await check_from_the_beginning(world, broker)
-    assert min(ledger.next.values()) > LIVES
+    assert min(ledger.next.values()) > lives
+    assert world.server.changes["register"] > 0, f"of {world.server.changes}"
 
 
 async def look(world: World, ledger: Ledger, broker: str, *, is_move: bool) -> str:

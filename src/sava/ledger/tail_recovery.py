@@ -57,8 +57,8 @@ from sava.storage.objectstore import ObjectStore
 from sava.storage.orphans import named_states
 from sava.storage.producers import ProducerTable
 from sava.storage.segment import write_segment
+from sava.storage.segment_process import marks_of
 from sava.storage.types import Segment, TopicKey, TopicState
-from sava.storage.uploader import marks_of
 from sava.tasks import cancelled
 from sava.wal import Record
 
@@ -533,7 +533,7 @@ class _Uploads:
     async def _store(self, upload: _Upload, load: _Load) -> None:
         tail, known = upload.tail, upload.producers
         catalog, epoch = Catalog(self._metadata, tail.topic), tail.state.epoch
-        known.sources.learn(await marks_of(load.batches, known.sources, self._threads))
+        known.sources.learn(await marks_of(load.batches, known.sources.known(), self._threads))
         for header in load.headers:
             known.follow(header)
         batches, is_sealed = load.batches, False

@@ -200,7 +200,11 @@ def mirror_options(journal: JournalSettings) -> MirrorOptions:
 def storage_options(config: Config, metrics: BrokerMetrics) -> StorageOptions:
     return StorageOptions(
         journal=JournalOptions(observe=metrics.journal_sync),
-        upload=UploadOptions(segment_age_s=config.storage.upload_interval_seconds),
+        upload=UploadOptions(
+            segment_age_s=config.storage.upload_interval_seconds,
+            quiet_age_s=config.storage.quiet_upload_interval_seconds,
+            has_process=config.storage.segment_process and not config.storage.url.startswith("memory:"),
+        ),
     )
 
 

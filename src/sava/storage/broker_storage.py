@@ -2,7 +2,7 @@
 
 BrokerStorage ── Journal        one log, one writer thread, all topics
               ├─ BatchCache     newest batches, all topics
-              ├─ Uploader       one task, all topics
+              ├─ Uploader       one task, all topics; SegmentProcess, while there is much to write
               └─ TopicLog …     one for each topic that this broker owns
 """
 
@@ -29,6 +29,7 @@ from sava.storage.orphans import (
     topic_states,
 )
 from sava.storage.segment import SegmentReader
+from sava.storage.segment_process import SegmentProcess
 from sava.storage.tiered import BatchCache
 from sava.storage.topic_log import LogDependencies, LogStatus, TopicLog
 from sava.storage.types import TopicKey, TopicState
@@ -59,10 +60,11 @@ class BrokerStorage:
         metadata: MetadataStore,
         options: StorageOptions,
         supervisor: Supervisor,
+        process: SegmentProcess | None = None,
     ) -> None:
         self._metadata = metadata
         self._journal = journal
-        self.uploader = Uploader(store, journal, options.upload, supervisor)
+        self.uploader = Uploader(store, journal, options.upload, supervisor, process)
         self.expiry_clock = ExpiryClock(store)
         self._parts = LogDependencies(
             journal=journal,
@@ -100,7 +102,10 @@ class BrokerStorage:
             uncommitted_tails=uncommitted_tails,
             fail=fail,
         )
-        return cls(journal, store, metadata, options, supervisor)
+        process = None
+        if options.upload.has_process:
+            process = SegmentProcess(store.url, disk.path, journal.identity.storage_id)
+        return cls(journal, store, metadata, options, supervisor, process)
 
     @property
     def identity(self) -> Identity:

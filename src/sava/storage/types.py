@@ -6,7 +6,18 @@ empty topic is ``start == end == 0`` and needs no special case.
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import msgspec
+
+_PARTITION: Final = re.compile(r"(.+)-part-(0|[1-9]\d{0,5})")
+
+
+def split_partition(name: str) -> tuple[str, int] | None:
+    """The name of the partitioned topic and the index, if the name is that of a partition."""
+    match = _PARTITION.fullmatch(name)
+    return (match[1], int(match[2])) if match else None
 
 
 class TopicKey(msgspec.Struct, frozen=True, array_like=True):
@@ -22,6 +33,12 @@ class TopicKey(msgspec.Struct, frozen=True, array_like=True):
     def path(self) -> str:
         """As users write it."""
         return f"/{self.namespace}/{self.name}"
+
+    @property
+    def partition(self) -> tuple[str, int]:
+        """The path of the topic that users know, and which of its partitions this is; 0 if it has none."""
+        head, number = split_partition(self.name) or (self.name, 0)
+        return f"/{self.namespace}/{head}", number
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):

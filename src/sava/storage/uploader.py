@@ -4,6 +4,8 @@ For each segment, in this order, because each step relies on the one before it b
 
     read the range from the journal -> write_segment -> Catalog.register -> Journal.release
 
+The first two are done by another process where there is much to write (``segment_process``), the others here.
+
     crash before      what is there            at the next start
     write_segment     journal                  the same range is taken again
     register          journal, orphan object   the same range is taken again, under another key
@@ -23,9 +25,14 @@ Under one epoch only this journal's frames are ever registered, so what is there
 state is read again and the next segment begins at its end. (The object just written stays as an orphan.)
 
 When is a range due: enough bytes for a segment, or old enough, or its topic is being sealed, or the journal
-is half full (then the topic that holds its oldest frames goes first, whatever its size). One range is in
-memory at a time. When the object store is down, each topic is tried again with growing pauses; the journal
-grows up to its limit, and then appends wait (``Journal.reserve``).
+is half full (then the topic that holds its oldest frames goes first, whatever its size). A topic with little
+in the journal may wait longer: a small segment costs about as much as one of a megabyte, and readers, merges
+and the metadata store have to do with each. It waits no longer than the others once the journal holds more
+than ``QUIET_JOURNAL_BYTES``, since nothing that came after its oldest frame is trimmed before it.
+
+One range is in memory at a time, or small ones of up to ``PASS_TOPICS`` topics that together are no more:
+they are written in one pass and registered side by side. When the object store is down, each topic is tried
+again with growing pauses; the journal grows up to its limit, and then appends wait (``Journal.reserve``).
 """
 
 from __future__ import annotations
@@ -33,10 +40,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Final
 
 import msgspec
@@ -48,14 +56,15 @@ from sava.storage.errors import DataGap, Fenced, ObjectStoreUnavailable, Segment
 from sava.storage.journal import Journal
 from sava.storage.journal_index import FrameDamaged
 from sava.storage.objectstore import ObjectStore, check_writable
-from sava.storage.origin_marks import Mark
 from sava.storage.producers import ProducerTable
-from sava.storage.segment import write_segment
-from sava.storage.source_positions import (
-    Origin,
-    SourcePositions,
-    is_source_key,
-    learned,
+from sava.storage.segment_process import (
+    SIDE_BY_SIDE,
+    LeftToBroker,
+    MadeSegment,
+    SegmentProcess,
+    SegmentProcessDied,
+    SegmentRange,
+    make_segment,
 )
 from sava.storage.types import OriginMark, ProducerState, Segment, TopicState
 from sava.supervisor import Supervisor
@@ -65,6 +74,12 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 30.0
+PASS_TOPICS: Final = 64
+"""Small ranges that are written together."""
+QUIET_BYTES: Final = 64 << 10
+QUIET_TIMES: Final = 5
+QUIET_JOURNAL_BYTES: Final = 256 << 20
+"""While the journal holds less, quiet topics may wait: what they hold there holds all that came after it."""
 _FRESH_S: Final = 1.0
 """A write that the object store took this long ago still counts: moves that begin together ask once. That it
 took none counts only for those who waited for that answer."""
@@ -76,8 +91,17 @@ class UploadOptions:
     """Of the batches that make a segment, as they are in the journal."""
     segment_age_s: float = 60.0
     """How long messages may be in the journal only."""
+    quiet_age_s: float | None = None
+    """The same of a topic that has less than ``QUIET_BYTES`` there, while the journal holds little; None:
+    five times as long."""
     clean_after_s: float = 2.0
     """How long a topic is idle, with everything in segments, before it is marked clean."""
+    has_process: bool = False
+    """Whether segments are made in a process of their own (``segment_process``)."""
+
+    @property
+    def quiet_s(self) -> float:
+        return QUIET_TIMES * self.segment_age_s if self.quiet_age_s is None else self.quiet_age_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +154,28 @@ class Backlog:
         self.fence = fenced
 
     def grew(self, header: Header, segment_bytes: int) -> bool:
-        """Whether the uploader should look: the first bytes begin to grow old, or there are enough."""
-        is_first = not self.held_bytes
-        if is_first:
+        """Whether the uploader should look: the first bytes begin to grow old, or it is no quiet topic any
+        more, or there are enough."""
+        before = self.held_bytes
+        if not before:
             self.since = time.monotonic()
         self.held_bytes += header.length
-        return is_first or self.held_bytes >= segment_bytes
+        if self.held_bytes >= segment_bytes or not before:
+            return True
+        return before < QUIET_BYTES <= self.held_bytes
 
     @property
     def is_urgent(self) -> bool:
         return self.flushes > 0
 
-    def due_at(self, options: UploadOptions, *, is_pressed: bool) -> float | None:
+    def due_at(self, options: UploadOptions, *, is_pressed: bool, is_roomy: bool) -> float | None:
         """From when on a segment is to be made; None: not as far as is known."""
         if not self.held_bytes:
             return None
         is_due = self.is_urgent or is_pressed or self.held_bytes >= options.segment_bytes
-        return max(self.retry_at, 0.0 if is_due else self.since + options.segment_age_s)
+        is_quiet = is_roomy and self.held_bytes < QUIET_BYTES
+        age_s = options.quiet_s if is_quiet else options.segment_age_s
+        return max(self.retry_at, 0.0 if is_due else self.since + age_s)
 
     def catch_up_with_skips(self, end: int) -> None:
         """What is known of producers is as of this end but for them."""
@@ -191,7 +220,12 @@ class Uploader:
     """One task, which alone uploads. Everything else here is called on the same event loop."""
 
     def __init__(
-        self, store: ObjectStore, journal: Journal, options: UploadOptions, supervisor: Supervisor
+        self,
+        store: ObjectStore,
+        journal: Journal,
+        options: UploadOptions,
+        supervisor: Supervisor,
+        process: SegmentProcess | None = None,
     ) -> None:
         self._store = store
         self._journal = journal
@@ -210,6 +244,8 @@ class Uploader:
         """Set when something may be due."""
         self.threads = ThreadPoolExecutor(1, thread_name_prefix="sava-upload")
         """One: malloc keeps the memory of a segment for every thread that has ever made one."""
+        self._process = process
+        self._slots = asyncio.Semaphore(SIDE_BY_SIDE)
         self._task = supervisor.essential(self._run(), name="uploader")
 
     def attach(self, backlog: Backlog) -> None:
@@ -258,6 +294,8 @@ class Uploader:
     async def close(self) -> None:
         """Stop at once: what is not registered stays in the journal."""
         await cancelled(self._task)
+        if self._process is not None:
+            await self._process.close()
         await asyncio.to_thread(self.threads.shutdown)
 
     # -- the task ----------------------------------------------------------------------------
@@ -265,36 +303,55 @@ class Uploader:
     async def _run(self) -> None:
         while True:
             self.woken.clear()
-            backlog, due_at = self._choose()
-            if backlog is not None:
-                await self._advance(backlog)
+            chosen, due_at = self._choose()
+            if chosen:
+                await self._advance(chosen)
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if due_at is None else due_at - time.monotonic()):
                     await self.woken.wait()
 
-    def _choose(self) -> tuple[Backlog | None, float | None]:
+    def _choose(self) -> tuple[list[Backlog], float | None]:
         """Whose turn it is, or when to look again. Of those that are due: topics that are being sealed first,
-        then the one that holds the journal's oldest frames."""
+        then the one that holds the journal's oldest frames; with a small one others that are."""
         now, is_pressed = time.monotonic(), self._journal.is_pressed
+        is_roomy = self._journal.held_bytes < QUIET_JOURNAL_BYTES
         due = {
             backlog: due_at
             for backlog in self.backlogs
-            if (due_at := backlog.due_at(self.options, is_pressed=is_pressed)) is not None
+            if (due_at := backlog.due_at(self.options, is_pressed=is_pressed, is_roomy=is_roomy)) is not None
         }
         ready = [backlog for backlog, due_at in due.items() if due_at <= now]
-        if ready:
-            return min(ready, key=self._rank), now
-        return None, min(due.values(), default=None)
+        if not ready:
+            return [], min(due.values(), default=None)
+        first = min(ready, key=self._rank)
+        if not self._is_small(first):
+            return [first], now
+        alike = [each for each in ready if self._is_small(each) and each.is_urgent == first.is_urgent]
+        return nsmallest(PASS_TOPICS, alike, key=self._rank), now
+
+    def _is_small(self, backlog: Backlog) -> bool:
+        return backlog.held_bytes * PASS_TOPICS <= self.options.segment_bytes
 
     def _rank(self, backlog: Backlog) -> tuple[bool, int]:
         position = self._journal.holdings.index(backlog.topic.topic_id).lowest_position
         return not backlog.is_urgent, position or 0
 
-    async def _advance(self, backlog: Backlog) -> None:
-        """One segment further, or one failure more: a topic in trouble does not keep the others waiting."""
+    async def _advance(self, chosen: Sequence[Backlog]) -> None:
+        """Each one segment further, or one failure more: a topic in trouble does not keep the others
+        waiting."""
+        unwritten = [backlog for backlog in chosen if backlog.written is None]
+        made = dict(zip(unwritten, await self._write(unwritten), strict=True))
+        await asyncio.gather(*(self._finish(backlog, made.get(backlog)) for backlog in chosen))
+
+    async def _finish(self, backlog: Backlog, made: MadeSegment | BaseException | None) -> None:
+        """``made``: None when its segment was written before."""
         try:
-            await self._upload(backlog)
+            if isinstance(made, BaseException):
+                raise made
+            if made is not None:
+                backlog.written = self._written(backlog, made)
+            await self._register(backlog)
         except Fenced as error:
             self.backlogs.discard(backlog)
             backlog.error = error
@@ -318,10 +375,9 @@ class Uploader:
         self.failures += 1
         backlog.failed(error)
 
-    async def _upload(self, backlog: Backlog) -> None:
-        if backlog.written is None:
-            backlog.written = await self._write(backlog)
+    async def _register(self, backlog: Backlog) -> None:
         written = backlog.written
+        assert written is not None
         try:
             state = await backlog.catalog.register(
                 written.segment, epoch=backlog.epoch, producers=written.producers, origins=written.origins
@@ -344,27 +400,52 @@ class Uploader:
         backlog.adopt(state, self._journal.holdings.index(backlog.topic.topic_id).bytes_from(state.end))
         return state
 
-    async def _write(self, backlog: Backlog) -> _Written:
-        batches = await self._collect(backlog)
-        headers = [batch.header for batch in batches]
-        marks = await marks_of(batches, backlog.producers.sources, self.threads)
-        writing = write_segment(
-            self._store,
-            backlog.topic,
-            epoch=backlog.epoch,
-            batches=batches,
-            threads=self.threads,
-        )
-        del batches  # once encoded, they are not held while the object is on its way
-        segment = await writing
+    # -- writing -----------------------------------------------------------------------------
+
+    async def _write(self, backlogs: Sequence[Backlog]) -> list[MadeSegment | BaseException]:
+        """The next segment of each, in the process for that if it is worth it; or what went wrong."""
+        size = sum(min(backlog.held_bytes, self.options.segment_bytes) for backlog in backlogs)
+        if self._process is None or not self._process.is_worth(size, len(backlogs)):
+            return await self._write_here(backlogs)
+        outcomes: list[MadeSegment | BaseException]
+        try:
+            outcomes = [*await self._process.write([self._range(backlog) for backlog in backlogs])]
+        except SegmentProcessDied as error:
+            return [error] * len(backlogs)
+        except OSError as error:
+            _log.warning("uploader: no process for segments can be started: %s", error)
+            return await self._write_here(backlogs)
+        except Exception as error:  # noqa: BLE001 (``_finish`` says what it was)
+            return [error] * len(backlogs)
+        left = [index for index, each in enumerate(outcomes) if isinstance(each, LeftToBroker)]
+        for index, outcome in zip(
+            left, await self._write_here([backlogs[each] for each in left]), strict=True
+        ):
+            outcomes[index] = outcome
+        return outcomes
+
+    def _range(self, backlog: Backlog) -> SegmentRange:
+        index = self._journal.holdings.index(backlog.topic.topic_id)
+        spans = index.spans(backlog.state.end, self.options.segment_bytes)
+        return SegmentRange(backlog.topic, backlog.epoch, spans, backlog.producers.sources.known())
+
+    async def _write_here(self, backlogs: Sequence[Backlog]) -> list[MadeSegment | BaseException]:
+        return await asyncio.gather(*map(self._write_one, backlogs), return_exceptions=True)
+
+    async def _write_one(self, backlog: Backlog) -> MadeSegment:
+        async with self._slots:
+            batches = await self._collect(backlog)
+            known = backlog.producers.sources.known()
+            return await make_segment(self._store, backlog.topic, backlog.epoch, batches, known, self.threads)
+
+    def _written(self, backlog: Backlog, made: MadeSegment) -> _Written:
         self._saw_store(None)
-        backlog.producers.sources.learn(marks)
-        for header in headers:
+        backlog.producers.sources.learn(made.marks)
+        for header in made.headers:
             backlog.producers.follow(header)
-        backlog.catch_up_with_skips(segment.end)
-        taken_bytes = sum(header.length for header in headers)
+        backlog.catch_up_with_skips(made.segment.end)
         origins = backlog.producers.sources.origin_marks()
-        return _Written(segment, backlog.producers.states(), origins, taken_bytes)
+        return _Written(made.segment, backlog.producers.states(), origins, made.taken_bytes)
 
     async def _collect(self, backlog: Backlog) -> list[RecordBatch]:
         start = backlog.state.end
@@ -377,14 +458,3 @@ class Uploader:
                 f"topic {backlog.topic.path}: offset {start} is not in the journal and in no segment"
             )
         return batches
-
-
-async def marks_of(
-    batches: Sequence[RecordBatch], sources: SourcePositions, threads: Executor | None
-) -> Mapping[Origin, Mark]:
-    """What these batches, which follow what is known of the sources, add to the marks of origins. Messages of
-    sources are looked at for it, on another thread."""
-    copied = [batch for batch in batches if is_source_key(batch.header.producer_id)]
-    if not copied:
-        return {}
-    return await asyncio.get_running_loop().run_in_executor(threads, learned, sources.known(), copied)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from sava.errors import CallerError, shown
 from sava.storage.keys import SLOT_PREFIX, is_replication_slot
+from sava.storage.types import split_partition
 
 MAX_NAME_BYTES: Final = 200
 """Leaves room for the suffix of a partition within what storage accepts."""
@@ -20,7 +21,6 @@ MAX_NAME_BYTES: Final = 200
 _PART: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """ASCII only: permissions are granted by name, and letters of other scripts look like these. A name that
 begins with ``-`` is an option to a command."""
-_PARTITION: Final = re.compile(r"(.+)-part-(0|[1-9]\d{0,5})")
 
 
 class InvalidName(CallerError):
@@ -50,8 +50,8 @@ class TopicName(NamedTuple):
     @property
     def partition_of(self) -> tuple[TopicName, int] | None:
         """The partitioned topic and the index, if the name is that of a partition."""
-        match = _PARTITION.fullmatch(self.topic)
-        return (TopicName(self.namespace, match[1]), int(match[2])) if match else None
+        found = split_partition(self.topic)
+        return (TopicName(self.namespace, found[0]), found[1]) if found else None
 
     @property
     def head(self) -> TopicName:

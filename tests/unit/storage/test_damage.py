@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from sava.errors import HostError
@@ -11,6 +12,7 @@ from sava.storage.broker_storage import StorageOptions
 from sava.storage.errors import SegmentCorrupt
 from sava.storage.journal_index import FrameDamaged
 from sava.storage.objectstore import ObjectStore
+from sava.storage.segment_file import SCHEMA
 from sava.storage.topic_log import TopicLog
 from sava.storage.uploader import UploadOptions
 from tests.support.storage import FORGETFUL, OTHER, TOPIC, Cluster, append_each, batch, expected
@@ -79,8 +81,9 @@ async def test_a_damaged_segment_fails_its_readers_and_not_its_producers(tmp_pat
         await storage.uploader.flush(log._backlog, 5)
     (segment,) = await cluster.catalog().segments()
     path = tmp_path / "objects" / segment.key
+    payloads = pq.read_metadata(path).row_group(0).column(SCHEMA.names.index("payload"))
     data = bytearray(path.read_bytes())
-    data[len(data) // 4] ^= 1
+    data[payloads.data_page_offset + payloads.total_compressed_size - 1] ^= 1
     path.write_bytes(data)
 
     async with cluster.broker(options=options) as storage:

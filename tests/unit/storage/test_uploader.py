@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sava.metadata.errors import OutcomeUnknown, Unavailable
+from sava.storage import uploader
 from sava.storage.broker_storage import StorageOptions
 from sava.storage.errors import ObjectStoreUnavailable, SegmentCorrupt
 from sava.storage.journal import JournalOptions
@@ -20,6 +21,7 @@ from tests.support.memory_store import MemoryStore
 from tests.support.storage import (
     EAGER,
     LAZY,
+    OTHER,
     TOPIC,
     Cluster,
     append_each,
@@ -63,6 +65,31 @@ async def test_age_makes_a_segment(cluster: Cluster) -> None:
         log = await storage.open_topic(TOPIC, epoch=1)
         await append_each(log, 0, 3)
         await until_stored(log, 3)
+
+
+async def test_a_quiet_topic_waits_longer_until_it_is_none_or_the_journal_holds_much(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = StorageOptions(upload=UploadOptions(segment_age_s=0.05, quiet_age_s=3600))
+    async with cluster.broker(options=options) as storage:
+        quiet = await storage.open_topic(OTHER, epoch=1)
+        log = await storage.open_topic(TOPIC, epoch=1)
+        await append_each(quiet, 0, 1)
+        await log.append(batch("x" * uploader.QUIET_BYTES))
+        await until_stored(log, 1)
+        assert quiet.stored_offset == 0
+        await append_each(log, 1, 2)
+        await log.append(batch("x" * uploader.QUIET_BYTES))
+        await until_stored(log, 3)
+        assert quiet.stored_offset == 0
+        monkeypatch.setattr(uploader, "QUIET_JOURNAL_BYTES", 1000)
+        await append_each(log, 3, 4)
+        await until_stored(quiet, 1)
+
+
+def test_a_quiet_topic_waits_five_times_as_long_by_default() -> None:
+    assert UploadOptions(segment_age_s=60).quiet_s == 300
+    assert UploadOptions(segment_age_s=60, quiet_age_s=60).quiet_s == 60
 
 
 async def test_what_a_restart_finds_grows_old_as_well(cluster: Cluster) -> None:

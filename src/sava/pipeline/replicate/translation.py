@@ -54,7 +54,7 @@ from sava.records import STORED_COLUMNS, BatchTooLarge, RecordBatch, schema_of
 from sava.records.columns import ATTRIBUTES, COLUMNS, TEXT, map_array, nulls
 from sava.records.decoder import null_rows_are_empty
 from sava.storage.errors import DataGap
-from sava.storage.segment_file import ROW_GROUP_BYTES, ROW_GROUP_ROWS, cut
+from sava.storage.segment_file import BATCH_BYTES, BATCH_ROWS, cut
 from sava.storage.source_positions import ORIGIN_TOPIC, PATH, origin_topic
 
 REPLICATE: Final = "sava-replicate"
@@ -479,8 +479,8 @@ class RangeBuilder:
         for each in rows:
             if each.start != at + count:
                 raise DataGap(f"{self._name}: offset {each.start} follows {at + count}")
-            for part in cut(_whole(each)):
-                if few and (count + len(part) > ROW_GROUP_ROWS or size + part.nbytes > ROW_GROUP_BYTES):
+            for part in cut(_whole(each), BATCH_BYTES, BATCH_ROWS):
+                if few and (count + len(part) > BATCH_ROWS or size + part.nbytes > BATCH_BYTES):
                     yield at, pa.concat_batches(few)
                     at, few, count, size = at + count, [], 0, 0
                 few.append(part)

@@ -74,9 +74,7 @@ def read_segment(
     """The messages ``start .. end`` without row groups that hold nothing within ``times``. Raises
     ObjectMissing when the object was deleted, SegmentCorrupt, ObjectStoreUnavailable."""
     footer = segment_file.parse_footer(segment, source.footer())
-    groups = [
-        group for group in footer.covering(start, end) if times is None or _overlaps(footer, group, times)
-    ]
+    groups = [group for group in footer.covering(start, end) if times is None or _overlaps(group, times)]
     for file, window in source.files(footer, groups, columns):
         for group in window:
             wanted = [name for name in columns if name in group.columns]
@@ -84,9 +82,8 @@ def read_segment(
             yield Rows(group.start, group.end, dict(zip(wanted, arrays, strict=True))).slice(start, end)
 
 
-def _overlaps(footer: Footer, group: RowGroup, times: Bounds) -> bool:
-    published = footer.metadata.row_group(group.number).column(1).statistics
-    return bool(group.max_publish_time >= times.start and published.min_raw < times.end)
+def _overlaps(group: RowGroup, times: Bounds) -> bool:
+    return group.max_publish_time >= times.start and group.min_publish_time < times.end
 
 
 def open_source(store_url: str, segment: Segment) -> MappedFile | StoredObject:
