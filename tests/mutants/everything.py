@@ -8,6 +8,7 @@ from tests.mutants.limits_catalogue import LIMITS_MUTANTS
 from tests.mutants.mirror_catalogue import MIRROR_MUTANTS
 from tests.mutants.outcome_catalogue import OUTCOME_MUTANTS
 from tests.mutants.ownership_catalogue import OWNERSHIP_MUTANTS
+from tests.mutants.security_catalogue import SECURITY_MUTANTS
 from tests.mutants.storage_catalogue import STORAGE_MUTANTS
 from tests.mutants.suspicion_catalogue import SUSPICION_MUTANTS
 
@@ -20,4 +21,5 @@ MUTANTS = (
     *OWNERSHIP_MUTANTS,
     *SUSPICION_MUTANTS,
     *LIMITS_MUTANTS,
+    *SECURITY_MUTANTS,
 )

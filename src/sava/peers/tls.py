@@ -166,6 +166,17 @@ def open_channel(target: str, auth: Auth, options: Options = ()) -> aio.Channel:
     return aio.secure_channel(target, credentials, options=options)
 
 
+def tool_context(auth: Auth) -> ssl.SSLContext | None:
+    """For a command that looks at any port: the host must be one that the certificate names. None without
+    TLS. Raises ConfigInvalid."""
+    files = files_of(auth)
+    if files is None or auth.tls is None:
+        return None
+    context = ssl.create_default_context(cadata=files.newest().authorities.decode())
+    context.load_cert_chain(str(auth.tls.cert_file), str(auth.tls.key_file))
+    return context
+
+
 def generation(auth: Auth) -> int:
     """Of the certificates; a channel that was opened under another one shows others."""
     files = files_of(auth)
