@@ -216,7 +216,9 @@ class TlsSettings(SettingsSection):
     broker_ca_file: Path | None = None
     """Who signs the certificates of brokers, if that is an authority of its own."""
     client_certificates: Literal["none", "optional", "required"] | None = None
-    """Whether a client shows a certificate: by default ``required``, with ``tokens`` ``optional``."""
+    """Whether a client shows a certificate on the client and admin ports: by default ``required``, with
+    ``tokens`` ``optional``. gRPC for Python asks for one only where it requires it, so that ``optional``
+    means ``none`` there for now."""
 
 
 class TokenIssuerSettings(SettingsSection):

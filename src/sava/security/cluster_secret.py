@@ -19,6 +19,7 @@ as one of another.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import logging
 import os
@@ -42,6 +43,8 @@ MAX_FILE_BYTES: Final = 16 << 10
 MAX_SECRETS: Final = 16
 LOOK_S: Final = 2.0
 _DRAWN_BYTES: Final = 32
+_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
+"""A filesystem that has no hard links says so."""
 
 
 class SecretUnusable(HostError):
@@ -203,8 +206,14 @@ def _write_new(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         # A rename would replace what another task, or an operator, has written meanwhile; a link does not.
-        with suppress(FileExistsError):
+        try:
             os.link(draft, path)
+        except FileExistsError:
+            return
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            draft.rename(path)
     finally:
         with suppress(FileNotFoundError):
             draft.unlink()

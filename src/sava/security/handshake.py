@@ -443,6 +443,13 @@ class ListenerHandshake:
         if hello.purpose is Purpose.BIND and not challenge.knows_secret:
             return  # trust on first use
         if not self.is_proved:
+            if hello.purpose is Purpose.BIND:
+                raise NotAuthenticated(
+                    f"node {challenge.node} knows a secret already, and node {hello.node} does not prove "
+                    "that it knows the same; repeat the command on the broker where it was begun, or give "
+                    "both the same auth.cluster_secret_file, or remove cluster_secret from the data "
+                    "directory of a broker that belongs to no cluster"
+                )
             raise NotAuthenticated(
                 f"node {hello.node} does not prove that it knows the cluster's secret; every broker of a "
                 "cluster has the same in meta_store.data_dir/cluster_secret, or auth.cluster_secret_file"

@@ -283,7 +283,7 @@ async def test_the_first_voter_is_bound_first_and_the_one_that_binds_last() -> N
         assert first in (order[0], A)
 
 
-async def test_a_node_that_belongs_to_another_cluster_and_does_not_say_which_is_left_alone() -> None:
+async def test_a_node_of_a_cluster_that_it_does_not_name_is_left_alone() -> None:
     rng = Random(8)
     hosts = hosts_of(rng)
     await bootstrap(network(hosts, rng), hosts[B].info, SEEDS)

@@ -211,7 +211,7 @@ def test_the_cluster_id_names_the_founders_in_any_order() -> None:
     assert cluster_id_of([NodeId(12), NodeId(3)]) != cluster_id_of([NodeId(1), NodeId(23)])
 
 
-def test_a_certificates_id_is_taken_at_the_first_start_and_never_contradicted() -> None:
+def test_a_certificates_id_is_taken_at_the_first_start() -> None:
     where, wanted = disk(), NodeId(17)
     for _ in range(2):
         state = open_state(where, rng=Random(1), node=wanted)
