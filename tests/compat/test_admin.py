@@ -77,7 +77,7 @@ async def test_namespaces(stubs: Stubs, topic: str) -> None:
     listed = list((await stubs.brokers.ListNamespaces(EMPTY)).namespaces)
     assert {"default", "system", name} <= set(listed)
     policies = json.loads((await stubs.namespaces.GetNamespacePolicies(namespace)).policies)
-    assert (policies["max_producers_per_topic"], policies["max_message_size"]) == (0, 8 << 20)
+    assert (policies["max_producers_per_topic"], policies["max_message_size"]) == (10_000, 8 << 20)
     await Producer.create(stubs, f"/{name}/topic")
     assert list((await stubs.namespaces.GetNamespaceTopics(namespace)).topics) == [f"/{name}/topic"]
     code, _ = await refused(stubs.namespaces.DeleteNamespace(namespace))

@@ -734,7 +734,7 @@ class ApplyAcksRequest(_message.Message):
     (the subscription or the topic was deleted), and all of it is to be said again.
     """
     owner: _builtins.str
-    """Of the subscription if it is missing here: the principal whose it is at the source; empty: nobody's alone."""
+    """Of the subscription if it is missing here: the principal whose it is at the source; empty: open to all."""
     @_builtins.property
     def source(self) -> Global___Source: ...
     @_builtins.property
@@ -874,7 +874,7 @@ class ReadAcksResponse(_message.Message):
     more: _builtins.bool
     """There is more: too many to look at in one go."""
     owner: _builtins.str
-    """The principal whose the subscription is; empty: nobody's alone."""
+    """The principal whose the subscription is; empty: open to all."""
     @_builtins.property
     def acks(self) -> _containers.RepeatedCompositeFieldContainer[Global___OriginAcks]: ...
     @_builtins.property

@@ -44,7 +44,7 @@ STRANGERS: Final[tls.Options] = (
     # A connection that does not begin as HTTP/2 (or TLS) says is dropped after this time.
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.http2.settings_timeout", 5_000),
-    # One without a call for so long is closed; its client opens it again when it has one.
+    # One without a call for half an hour is closed; its client opens it again when it has one.
     ("grpc.max_connection_idle_ms", 1_800_000),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     # Calls and answers are not compressed (batches are, by their own codecs, against a budget): 20 kB of gzip

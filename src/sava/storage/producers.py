@@ -286,7 +286,7 @@ class EpochRequest(NamedTuple):
     """The principal whose the name is from now on, if it is no other's; empty: it is asked for by one that
     owns nothing."""
     frees: bool = False
-    """The name is nobody's alone from now on."""
+    """The name is open to all from now on."""
     is_claim: bool = False
     """The owner is all that is asked for: the number stays."""
 
@@ -379,7 +379,7 @@ class ProducerEpochs:
         return self._known.get(producer_id, 0)
 
     def owner(self, producer_id: int) -> str:
-        """The principal whose the name is; empty: nobody's alone."""
+        """The principal whose the name is; empty: open to all."""
         return self._owners.get(producer_id, "")
 
     async def open(self, producer_id: int, *, above: int = 0, owner: str = "", frees: bool = False) -> int:

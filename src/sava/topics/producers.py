@@ -82,7 +82,7 @@ class ProducerHandle:
     ) -> None:
         self.name = name
         self.principal = owner.owners.of_new()
-        """Whose the name is while it is open; empty: nobody's alone."""
+        """Whose the name is while it is open; empty: open to all."""
         self._owners = owner.owners
         self.producer_id = producer_id(owner.spec.topic_id, name)
         self.access = access

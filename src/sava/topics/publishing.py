@@ -90,7 +90,8 @@ class DecodeBudget:
 
     @asynccontextmanager
     async def hold(self, size: int) -> AsyncIterator[None]:
-        """Raises DecodeBusy after ``DECODE_WAIT_S``."""
+        """Raises DecodeBusy after ``DECODE_WAIT_S``. Who asks for more than there is gets all of it."""
+        size = min(size, self._size)
         if self._waiting or self.left < size:
             await self._wait(size)
         else:
@@ -227,6 +228,16 @@ class Publisher:
             self.messages += header.count
             self.bytes += header.body_size
         return future
+
+    @asynccontextmanager
+    async def decoding(self, batches: Sequence[RecordBatch]) -> AsyncIterator[None]:
+        """Around the use of batches that came over the network. Raises DecodeBusy."""
+        size = sum(each.header.body_size for each in batches if each.header.codec is not Compression.NONE)
+        if size > LARGE:
+            async with self._budget.hold(size):
+                yield
+        else:
+            yield
 
     async def verify(self, batch: RecordBatch, check: Callable[[RecordBatch], None]) -> None:
         """Raise unless the batch can be read, ``check`` accepts it, and the topic takes such messages. What

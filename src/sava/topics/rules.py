@@ -167,7 +167,7 @@ class OwnerRules:
     """Whether calls need permissions. Without, all callers are one."""
 
     def of_new(self) -> str:
-        """Whom what the running call makes belongs to; empty: nobody alone."""
+        """Whom what the running call makes belongs to; empty: open to all."""
         principal = current.get()
         if not self.is_enforced or principal == ANONYMOUS or self._is_free(principal):
             return ""

@@ -123,8 +123,13 @@ class SourceCopier:
         The future is done when it is durable, and fails with what becomes known later.
 
         Raises SourcePositionMismatch; MessageInvalid, BatchCorrupt, MessageTooLarge, SchemaRefused;
-        LimitReached, TopicMoved, TopicClosed, DiskFull. What was taken before the error stays."""
-        size = sum(batch.header.length for batch in given.batches)
+        LimitReached, DecodeBusy, TopicMoved, TopicClosed, DiskFull. What was taken before the error
+        stays."""
+        async with self._publisher.decoding(given.batches):
+            return await self._begin(given)
+
+    async def _begin(self, given: SourceRange) -> asyncio.Future[Copied]:
+        size = sum(batch.header.body_size for batch in given.batches)
         read = partial(CheckedRange, self.source, given, self._cluster)
         pieces = await asyncio.to_thread(read) if size > SMALL else read()
         for batch in given.batches:

@@ -3,6 +3,7 @@ stranger's numbers stand for stays closed to it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -32,8 +33,8 @@ class DanubeSide:
         self.sessions = ConsumerSessions(topics)
         self.consumers = ConsumerService(topics, self.sessions, cast(Any, None), "http://b:1", Quotas())
 
-    async def create(self, name: str = "p") -> int:
-        request = pb.ProducerRequest(topic_name=TOPIC, producer_name=name, dispatch_strategy=pb.Reliable)
+    async def create(self, name: str = "p", strategy: Any = pb.Reliable) -> int:
+        request = pb.ProducerRequest(topic_name=TOPIC, producer_name=name, dispatch_strategy=strategy)
         return (await self.producers.CreateProducer(request, None)).producer_id
 
     async def send(self, producer_id: int, name: str = "p") -> None:
@@ -55,7 +56,8 @@ class DanubeSide:
         async def write(message: pb.StreamMessage) -> None:
             raise AssertionError("a message came")
 
-        await self.sessions.serve(consumer_id, write, "http://b:1")
+        async with asyncio.timeout(5):
+            await self.sessions.serve(consumer_id, write, "http://b:1")
 
 
 @pytest.fixture
@@ -89,6 +91,16 @@ async def test_a_consumers_id_receives_for_its_subscriber_only(side: DanubeSide)
             await side.serve(consumer)
         with pytest.raises(OwnedByAnother, match="consumer name c "):
             await side.subscribe()
+
+
+async def test_what_waits_for_its_consumer_is_not_a_strangers(side: DanubeSide) -> None:
+    """On a topic that keeps nothing, a consumer collects messages until its stream comes."""
+    with acting(ALICE):
+        producer = await side.create(strategy=pb.NonReliable)
+        consumer = await side.subscribe()
+        await side.send(producer)
+    with acting(MALLORY), pytest.raises(OwnedByAnother, match="consumer name c "):
+        await side.serve(consumer)
 
 
 async def test_a_strangers_ack_does_nothing(side: DanubeSide) -> None:

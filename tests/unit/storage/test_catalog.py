@@ -542,7 +542,7 @@ def test_names_that_cannot_be_part_of_a_key(name: str) -> None:
             Catalog(FaultyMetadata(), topic)
 
 
-@pytest.mark.parametrize("name", ["objects", "state", "orders-part-0", "заказы_1", "a.b"])
+@pytest.mark.parametrize("name", ["objects", "state", "orders-part-0", "_orders_1", "a.b"])
 async def test_names_that_look_like_parts_of_a_key(name: str) -> None:
     catalog = Catalog(FaultyMetadata(), TopicKey(name, name, 7))
     segments = await opened(catalog, 10, 20)

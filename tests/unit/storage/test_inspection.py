@@ -63,7 +63,7 @@ async def world(tmp_path: Path) -> World:
 
 async def test_topics_are_found_by_their_records_and_nothing_else_is(world: World) -> None:
     """Names that sort around each other, a topic called like a record, and keys that belong to no topic."""
-    names = ["orders-", "orders.eu", "state", "objects", "žaba"]
+    names = ["orders-", "orders.eu", "state", "objects", "zaba"]
     for number, name in enumerate(names):
         await world.fill(TopicKey("default", name, 10 + number), ends=(3,))
     await world.fill(TopicKey("other", "orders", 20), ends=(3,))

@@ -96,3 +96,10 @@ async def test_a_large_compressed_batch_is_charged_while_it_is_checked() -> None
 async def _hold(budget: DecodeBudget, size: int) -> None:
     async with budget.hold(size):
         await asyncio.sleep(0)
+
+
+async def test_who_asks_for_more_than_there_is_gets_all_of_it() -> None:
+    budget = DecodeBudget(MAX_BATCH_BYTES)
+    async with budget.hold(3 * MAX_BATCH_BYTES):
+        assert budget.left == 0
+    assert budget.left == MAX_BATCH_BYTES
