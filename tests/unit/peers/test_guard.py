@@ -11,9 +11,10 @@ import pytest
 
 from sava.errors import SavaError
 from sava.peers import guard as guards
-from sava.peers.guard import AuditEvent, Rules
+from sava.peers.guard import Rules
 from sava.proto import streams_pb2, topics_admin_pb2
 from sava.security import calls, principal
+from sava.security.audit import EACH_SECOND, Audit, AuditedCall
 from sava.security.permissions import (
     Authorizer,
     Grant,
@@ -25,6 +26,7 @@ from sava.security.permissions import (
 from sava.security.principal import Principal
 from sava.security.store import SecurityPolicies
 from sava.security.tokens import TokenIssuer, TokenVerifier, create_token, new_secret, write_private
+from sava.topics.errors import MessageInvalid, OwnedByAnother
 from tests.support.guards import guard_of, identity
 from tests.support.memory_store import MemoryStore
 
@@ -56,6 +58,23 @@ async def who(request: Any, context: Any) -> tuple[Principal, int]:
     return principal.current.get(), calls.current.get().forwarder
 
 
+class Told(Audit):
+    """An audit that remembers what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__("changes", broker="1")
+        self.calls: list[tuple[AuditedCall, str]] = []
+        """With the reason of a denial; empty: allowed."""
+
+    def allowed(self, call: AuditedCall) -> None:
+        self.calls.append((call, ""))
+        super().allowed(call)
+
+    def denied(self, call: AuditedCall, reason: str) -> None:
+        self.calls.append((call, reason))
+        super().denied(call, reason)
+
+
 class Site:
     def __init__(self, directory: Path) -> None:
         secret = new_secret()
@@ -71,8 +90,7 @@ class Site:
             has_certificates=False,
         )
         self.guard = guard_of(1, rules)
-        self.told: list[AuditEvent] = []
-        self.guard.audit = self.told.append
+        self.guard.audit = self.told = Told()
         self._secret = secret
 
     def bind(self, role: str, resource: Resource) -> None:
@@ -95,7 +113,7 @@ def site(tmp_path: Path) -> Site:
 async def test_the_handler_knows_who_calls(site: Site) -> None:
     site.bind("producer", Resource(GrantScope.TOPIC, "/sales/orders"))
     assert await site.call(LOOK_UP, ORDERS, site.context("ann")) == (ANN, 0)
-    assert site.told == []
+    assert site.told.calls == []
 
 
 async def test_a_method_without_a_row_is_denied(site: Site) -> None:
@@ -112,20 +130,57 @@ async def test_denials_and_changes_are_told(site: Site) -> None:
     await site.call(DELETE, request, site.context("root"))
     with pytest.raises(Unauthenticated):
         await site.call(DELETE, request, Context())
-    denied, allowed, unknown = site.told
-    assert denied[:5] == (ANN, "ipv4:10.0.0.7:1234", DELETE, ("topic /sales/orders",), False)
-    assert "user:ann has no permission manage-topic" in denied.reason
-    assert (allowed.principal.name, allowed.is_allowed, allowed.reason) == ("root", True, "")
-    assert (unknown.principal, unknown.is_allowed) == (principal.ANONYMOUS, False)
+    (denied, reason), (allowed, no_reason), (unknown, _) = site.told.calls
+    assert (denied.principal, denied.method, denied.resource) == (ANN, DELETE, "topic /sales/orders")
+    assert (denied.peer, denied.permission) == ("ipv4:10.0.0.7:1234", "manage-topic")
+    assert denied.credential == "token"
+    assert denied.token_id
+    assert "user:ann has no permission manage-topic" in reason
+    assert (allowed.principal.name, allowed.is_change, no_reason) == ("root", True, "")
+    assert (unknown.principal, unknown.credential) == (principal.ANONYMOUS, "none")
+
+
+async def test_a_call_keeps_the_id_that_its_caller_gave(site: Site) -> None:
+    context = Context(*site.context("ann").invocation_metadata(), ("x-request-id", "r-17"))
+    with pytest.raises(PermissionDenied):
+        await site.call(LOOK_UP, ORDERS, context)
+    assert site.told.calls[0][0].request_id == "r-17"
+
+
+async def test_what_a_handler_denies_is_told_once(site: Site) -> None:
+    """The guard has told what it denied itself: the same error passes by once more when the call ends."""
+    site.bind("producer", Resource(GrantScope.CLUSTER, ""))
+    owned = OwnedByAnother("the producer name p of topic /sales/orders", "user:bob", ANN, "use another")
+
+    async def handler(request: Any, context: Any) -> None:
+        site.guard.refused(MessageInvalid("no denial"))
+        site.guard.refused(owned)
+        site.guard.refused(owned)
+
+    await site.guard.unary(LOOK_UP, handler, raise_it)(ORDERS, site.context("ann"))
+    ((call, reason),) = site.told.calls
+    assert (call.principal, call.method) == (ANN, LOOK_UP)
+    assert "belongs to user:bob" in reason
 
 
 async def test_a_flood_of_denials_does_not_fill_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for _ in range(1000):
+            with pytest.raises(PermissionDenied):
+                await site.call(LOOK_UP, ORDERS, site.context("ann"))
+    assert EACH_SECOND <= len(caplog.records) <= 40 * EACH_SECOND
+    assert site.guard.denials == site.told.denials == 1000
+
+
+async def test_without_an_audit_the_log_has_a_few_denials(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.guard.audit = None
     with caplog.at_level(logging.WARNING, logger=guards.__name__):
         for _ in range(1000):
             with pytest.raises(PermissionDenied):
                 await site.call(LOOK_UP, ORDERS, site.context("ann"))
     assert guards.DENIALS_PER_S <= len(caplog.records) <= 20 * guards.DENIALS_PER_S
-    assert site.guard.denials == len(site.told) == 1000
 
 
 async def test_another_broker_says_whose_call_it_is(site: Site) -> None:
@@ -134,7 +189,7 @@ async def test_another_broker_says_whose_call_it_is(site: Site) -> None:
     request = topics_admin_pb2.DeleteTopicRequest(name="/sales/orders")
     header = identity(2).pass_on(DELETE, calls.Call(ANN))
     assert await site.call(DELETE, request, Context(header)) == (ANN, 2)
-    assert site.told == []
+    assert site.told.calls == []
     own = identity(2).own(DELETE)
     assert await site.call(DELETE, request, Context(own)) == (Principal("broker", "2"), 2)
 
