@@ -71,7 +71,7 @@ class AuditedCall(NamedTuple):
     method: str
     """Its path: ``/sava.admin.Topics/DeleteTopic``."""
     resource: str
-    """A topic, a namespace, or empty for the cluster."""
+    """``topic /sales/orders``, ``namespace sales``, ``cluster``; empty where the request does not say."""
     permission: str = ""
     is_change: bool = False
     credential: str = ""

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from sava.errors import SavaError
+from sava.peers import guard as guards
 from sava.peers.guard import Delegations, Rules
 from sava.proto import streams_pb2, topics_admin_pb2
 from sava.security import calls, principal
-from sava.security.audit import Audit, AuditedCall
+from sava.security.audit import EACH_SECOND, Audit, AuditedCall
 from sava.security.delegation import Delegation, issued
 from sava.security.permissions import (
     Authorizer,
@@ -26,6 +27,7 @@ from sava.security.permissions import (
 from sava.security.principal import Principal
 from sava.security.store import SecurityPolicies
 from sava.security.tokens import TokenIssuer, TokenVerifier, create_token, new_secret, write_private
+from sava.topics.errors import MessageInvalid, OwnedByAnother
 from tests.support.guards import SECRET, guard_of, identity
 from tests.support.memory_store import MemoryStore
 
@@ -57,19 +59,21 @@ async def who(request: Any, context: Any) -> tuple[Principal, int]:
     return principal.current.get(), calls.current.get().forwarder
 
 
-class RecordingAudit(Audit):
-    """Keeps what the guard tells it, of changes and denials."""
+class Told(Audit):
+    """An audit that remembers what it was given."""
 
     def __init__(self) -> None:
         super().__init__("changes", broker="1")
-        self.told: list[tuple[AuditedCall, str]] = []
-        """Each with why it was denied; empty: it was allowed."""
+        self.calls: list[tuple[AuditedCall, str]] = []
+        """With the reason of a denial; empty: allowed."""
 
     def allowed(self, call: AuditedCall) -> None:
-        self.told.append((call, ""))
+        self.calls.append((call, ""))
+        super().allowed(call)
 
     def denied(self, call: AuditedCall, reason: str) -> None:
-        self.told.append((call, reason))
+        self.calls.append((call, reason))
+        super().denied(call, reason)
 
 
 class Site:
@@ -88,8 +92,7 @@ class Site:
             delegations=Delegations(SECRET.verify, self._is_delegated),
         )
         self.guard = guard_of(1, rules)
-        self.guard.audit = audit = RecordingAudit()
-        self.told = audit.told
+        self.guard.audit = self.told = Told()
         self._secret = secret
         self.claims = {("user:ann", "copy", 7)}
         """By which pipelines of whom are held."""
@@ -122,7 +125,7 @@ def site(tmp_path: Path) -> Site:
 async def test_the_handler_knows_who_calls(site: Site) -> None:
     site.bind("producer", Resource(GrantScope.TOPIC, "/sales/orders"))
     assert await site.call(LOOK_UP, ORDERS, site.context("ann")) == (ANN, 0)
-    assert site.told == []
+    assert site.told.calls == []
 
 
 async def test_a_method_without_a_row_is_denied(site: Site) -> None:
@@ -139,24 +142,57 @@ async def test_denials_and_changes_are_told(site: Site) -> None:
     await site.call(DELETE, request, site.context("root"))
     with pytest.raises(Unauthenticated):
         await site.call(DELETE, request, Context())
-    denied, allowed, unknown = site.told
-    call, reason = denied
-    assert (call.principal, call.peer, call.method) == (ANN, "ipv4:10.0.0.7:1234", DELETE)
-    assert "/sales/orders" in call.resource
+    (denied, reason), (allowed, no_reason), (unknown, _) = site.told.calls
+    assert (denied.principal, denied.method, denied.resource) == (ANN, DELETE, "topic /sales/orders")
+    assert (denied.peer, denied.permission) == ("ipv4:10.0.0.7:1234", "manage-topic")
+    assert denied.credential == "token"
+    assert denied.token_id
     assert "user:ann has no permission manage-topic" in reason
-    assert (allowed[0].principal.name, allowed[0].is_change, allowed[1]) == ("root", True, "")
-    assert unknown[0].principal == principal.ANONYMOUS
-    assert unknown[1]
+    assert (allowed.principal.name, allowed.is_change, no_reason) == ("root", True, "")
+    assert (unknown.principal, unknown.credential) == (principal.ANONYMOUS, "none")
+
+
+async def test_a_call_keeps_the_id_that_its_caller_gave(site: Site) -> None:
+    context = Context(*site.context("ann").invocation_metadata(), ("x-request-id", "r-17"))
+    with pytest.raises(PermissionDenied):
+        await site.call(LOOK_UP, ORDERS, context)
+    assert site.told.calls[0][0].request_id == "r-17"
+
+
+async def test_what_a_handler_denies_is_told_once(site: Site) -> None:
+    """The guard has told what it denied itself: the same error passes by once more when the call ends."""
+    site.bind("producer", Resource(GrantScope.CLUSTER, ""))
+    owned = OwnedByAnother("the producer name p of topic /sales/orders", "user:bob", ANN, "use another")
+
+    async def handler(request: Any, context: Any) -> None:
+        site.guard.refused(MessageInvalid("no denial"))
+        site.guard.refused(owned)
+        site.guard.refused(owned)
+
+    await site.guard.unary(LOOK_UP, handler, raise_it)(ORDERS, site.context("ann"))
+    ((call, reason),) = site.told.calls
+    assert (call.principal, call.method) == (ANN, LOOK_UP)
+    assert "belongs to user:bob" in reason
 
 
 async def test_a_flood_of_denials_does_not_fill_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    site.guard.audit = audit = Audit("denied", broker="1")
-    with caplog.at_level(logging.INFO, logger="sava.audit"):
+    with caplog.at_level(logging.INFO):
         for _ in range(1000):
             with pytest.raises(PermissionDenied):
                 await site.call(LOOK_UP, ORDERS, site.context("ann"))
-    assert 0 < len(caplog.records) <= 200
-    assert site.guard.denials == audit.denials == 1000
+    assert EACH_SECOND <= len(caplog.records) <= 40 * EACH_SECOND
+    assert site.guard.denials == site.told.denials == 1000
+
+
+async def test_without_an_audit_the_log_has_a_few_denials(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.guard.audit = None
+    with caplog.at_level(logging.WARNING, logger=guards.__name__):
+        for _ in range(1000):
+            with pytest.raises(PermissionDenied):
+                await site.call(LOOK_UP, ORDERS, site.context("ann"))
+    assert guards.DENIALS_PER_S <= len(caplog.records) <= 20 * guards.DENIALS_PER_S
 
 
 async def test_another_broker_says_whose_call_it_is(site: Site) -> None:
@@ -165,7 +201,7 @@ async def test_another_broker_says_whose_call_it_is(site: Site) -> None:
     request = topics_admin_pb2.DeleteTopicRequest(name="/sales/orders")
     header = identity(2).pass_on(DELETE, calls.Call(ANN))
     assert await site.call(DELETE, request, Context(header)) == (ANN, 2)
-    assert site.told == []
+    assert site.told.calls == []
     own = identity(2).own(DELETE)
     assert await site.call(DELETE, request, Context(own)) == (Principal("broker", "2"), 2)
 
