@@ -80,6 +80,7 @@ OPENING_S: Final = 1.0
 HOLD_S: Final = 1.0
 """Before a stream of Danube's protocol is refused: its client opens it again at once."""
 LOOKUP: Final = (Permission.LOOKUP,)
+MANAGE: Final = (Permission.MANAGE_TOPIC,)
 CLAIM_LOOK_S: Final = 1.0
 STEP: Final = 200
 """Streams that are looked through between two turns of the event loop."""
@@ -257,6 +258,7 @@ def require_topic(permission: Permission, name: TopicName) -> None:
     call = calls.current.get()
     if call.authorizer is not None:
         call.require((permission,), _topic_of(name))
+        principal.is_admin.set(call.may(MANAGE, _topic_of(name)))
 
 
 def may_see(name: TopicName) -> bool:
@@ -512,6 +514,8 @@ class Guard:
             except PermissionDenied as error:
                 self._denied(method, call, tuple(map(str, asked)), error)
                 raise
+        topics = [each for each in asked if each.scope is GrantScope.TOPIC]
+        principal.is_admin.set(bool(topics) and all(call.may(MANAGE, each) for each in topics))
         if self.audit is not None and not call.forwarder and self.audit.wants(is_change=row.always_audited):
             # One that another broker has passed on is in that broker's audit.
             about = tuple(dict.fromkeys(map(str, asked)))

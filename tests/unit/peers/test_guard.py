@@ -206,6 +206,21 @@ async def test_another_broker_says_whose_call_it_is(site: Site) -> None:
     assert await site.call(DELETE, request, Context(own)) == (Principal("broker", "2"), 2)
 
 
+async def test_the_handler_knows_whether_the_caller_manages_the_topic(site: Site) -> None:
+    """What others own is then open to the caller (``OwnerRules``)."""
+
+    async def is_admin(request: Any, context: Any) -> bool:
+        return principal.is_admin.get()
+
+    guarded = site.guard.unary(LOOK_UP, is_admin, raise_it)
+    site.bind("producer", Resource(GrantScope.TOPIC, "/sales/orders"))
+    assert await guarded(ORDERS, site.context("ann")) is False
+    assert await guarded(ORDERS, site.context("root")) is True
+    assert await guarded(ORDERS, site.context("ann")) is False
+    site.bind("operator", Resource(GrantScope.NAMESPACE, "sales"))
+    assert await guarded(ORDERS, site.context("ann")) is True
+
+
 async def test_a_runner_acts_for_the_creator_while_it_holds_the_claim(site: Site) -> None:
     site.bind("producer", Resource(GrantScope.TOPIC, "/sales/orders"))
     assert await site.call(LOOK_UP, ORDERS, site.delegated()) == (ANN, 0)
