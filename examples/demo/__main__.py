@@ -79,7 +79,9 @@ def try_next(tour: Tour) -> str:
     settings = " ".join(f"{name}={value}" for name, value in east.environment.items())
     programs = shlex.quote(str(Path(sys.executable).parent))
     return f"""
-Everything runs on. Try next, in another terminal:
+Everything runs on. The console, for a browser: {east.brokers[0].metrics.removesuffix("metrics")}
+
+Try next, in another terminal:
 
   export PATH={programs}:$PATH
   export {settings}

@@ -187,6 +187,7 @@ def _show(cluster: LocalCluster, seconds: float, output: Format) -> None:
         print_line(
             f"\nPipelines are run by process {cluster.runner.pid}; what it says is in {cluster.runner.log}"
         )
+    print_line(f"\nThe console, for a browser: http://{cluster.brokers[0].http}/")
     print_line(f"\nTry next, in another terminal:\n{_environment(cluster)}{TRY_NEXT}\n")
     if cluster.secured is not None:
         users = ", ".join(user for user in _users(cluster.secured) if user != ADMIN)

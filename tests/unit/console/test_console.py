@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +18,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from sava.client.blocking import Client
+from tests.security.secured import Issuer
 from tests.support.brokers import Standalone
 
 AXE: Final = Path(__file__).parents[2] / "support" / "axe" / "axe.min.js"
@@ -233,3 +236,68 @@ def test_the_files_are_small() -> None:
     assert sum(path.stat().st_size for path in files) < 400_000
     lines = sum(len(path.read_text().splitlines()) for path in files if path.parent == static)
     assert lines < 6_000
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Standalone, Issuer]]:
+    directory = tmp_path_factory.mktemp("secured")
+    issuer = Issuer(directory)
+    settings = {
+        "SAVA__AUTH__TOKENS": json.dumps([issuer.settings.model_dump(mode="json")]),
+        "SAVA__AUTH__SUPER_ADMINS": '["user:root"]',
+    }
+    with Standalone(directory, **settings) as running:
+        until_ready(f"http://127.0.0.1:{running.http_port}/readyz")
+        yield running, issuer
+
+
+def until_ready(url: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            assert time.monotonic() < end, f"{url} is not ready"
+            time.sleep(0.1)
+
+
+def log_in(page: Page, token: str) -> None:
+    page.browser.get("about:blank")
+    page.browser.get(page.url)
+    page.browser.execute_script("sessionStorage.clear()")
+    page.browser.get("about:blank")
+    page.browser.get(page.url)
+    page.until("Log in to Sava")
+    page.find("textarea[name=token]").send_keys(token)
+    page.button("Log in").click()
+
+
+def test_a_secured_cluster_wants_a_token(
+    browser: webdriver.Chrome, secured: tuple[Standalone, Issuer]
+) -> None:
+    broker, issuer = secured
+    page = Page(browser, broker)
+    log_in(page, "not a token")
+    page.until("token")
+    assert "Log in to Sava" in page.text
+    log_in(page, issuer.token("user:root"))
+    page.until("user:root")
+    page.until("All is well")
+    page.open("security")
+    page.until("super administrator")
+
+
+def test_what_a_caller_may_not_do_is_refused(
+    browser: webdriver.Chrome, secured: tuple[Standalone, Issuer]
+) -> None:
+    broker, issuer = secured
+    page = Page(browser, broker)
+    log_in(page, issuer.token("user:bob"))
+    page.until("user:bob")
+    page.open("topics")
+    page.until("New topic")
+    page.button("New topic").click()
+    page.find("input[name=name]").send_keys("/default/mine")
+    page.button("Create").click()
+    page.until("user:bob has no permission manage-topic")

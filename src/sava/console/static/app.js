@@ -1,7 +1,7 @@
 // The shell of the console: login, navigation, and which page an address shows.
 
 import { html, render, useEffect, useState } from "./vendor/htm-preact.js";
-import { get, session } from "./api.js";
+import { ApiError, get, session } from "./api.js";
 import { Badge, Failure } from "./parts.js";
 import { Overview } from "./overview.js";
 import { Topics } from "./topics.js";
@@ -44,7 +44,7 @@ function Login({ reason, done }) {
   const submit = async (event) => {
     event.preventDefault();
     session.token = new FormData(event.target).get("token").trim();
-    try { await get("/v1/cluster"); done(); } catch (failed) { session.token = ""; setError(failed); }
+    try { await get("/v1/auth/whoami"); done(); } catch (failed) { session.token = ""; setError(failed); }
   };
   return html`<main class="login"><div class="panel"><h1>Log in to Sava</h1>
     <p class="note">Paste a token, for example from <code>sava auth token create</code>. It stays in this tab.</p>
@@ -62,11 +62,15 @@ function App() {
   session.onRefused = (error) => setRefused(error);
   const enter = () => {
     setRefused(null);
-    get("/v1/cluster").then(setCluster).catch(() => {});
-    get("/v1/auth/whoami").then(setWho).catch(() => {});
+    get("/v1/auth/whoami").then((caller) => {
+      setWho(caller);
+      // A caller without a name and without rights: there is nothing to show without a token.
+      if (caller.is_enforced && caller.credential === "none" && !caller.bindings.length) setRefused(new ApiError(401, { message: "" }));
+      else get("/v1/cluster").then(setCluster).catch(() => {});
+    }).catch(() => {});
   };
   useEffect(enter, []);
-  if (refused) return html`<${Login} reason=${session.token ? refused : null} done=${enter} />`;
+  if (refused) return html`<${Login} reason=${refused.message ? refused : null} done=${enter} />`;
   const [section, ...rest] = address;
   const page = PAGES.find(([id]) => id === section) ?? PAGES[0];
   const Shown = section === "topics" && rest.length >= 2 ? Topic : page[2];
