@@ -38,7 +38,7 @@ import urllib.request
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -200,10 +200,16 @@ class _FileKeys(_Keys):
         log.info("tokens: read the keys of issuer %s again keys=%d", self.issuer.issuer, len(self._keys))
         return True
 
+    def _warn_if_open(self) -> None:
+        with suppress(OSError):  # it was read a moment ago, and is looked at again
+            if self._path.stat().st_mode & 0o077:
+                log.warning("tokens: others may read the secret file %s; run chmod 600 on it", self._path)
+
     def _read(self) -> list[NamedKey]:
         content = read_key_file(self._path)
         try:
             if self.issuer.secret_file:
+                self._warn_if_open()
                 return [NamedKey(None, line) for line in _secrets_of(content, self._path)]
             if self.issuer.public_key_file:
                 return [NamedKey(None, key) for key in _public_keys_of(content, self.issuer.algorithm)]

@@ -160,6 +160,18 @@ def test_a_secret_as_short_as_in_danube_files_works_with_a_warning(
     assert verifier.verify(create_token("sava", ALICE, 60, b"short")).principal == ALICE
 
 
+def test_a_secret_that_others_may_read_is_warned_of(
+    secret_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        TokenVerifier([TokenIssuer("sava", secret_file=secret_file)])
+        assert caplog.text == ""
+        secret_file.chmod(0o644)
+        TokenVerifier([TokenIssuer("sava", secret_file=secret_file)])
+    assert "others may read the secret file" in caplog.text
+    assert SECRET.decode() not in caplog.text
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 
