@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +16,8 @@ from sava.ledger.registry import (
     ledger_of_key,
     record_key,
 )
-from sava.metadata.commands import Compare, Relation, Target
+from sava.metadata.commands import Compare, KeyValue, Relation, Target
+from sava.metadata.errors import Unavailable
 from sava.metadata.records import RecordCorrupt
 from sava.supervisor import Supervisor
 from tests.support.memory_store import MemoryStore
@@ -34,6 +37,35 @@ async def test_a_record_is_stored_changed_and_removed_by_compare_and_swap() -> N
     assert await records.get(JOURNAL) == (claimed, later)
     await records.remove(JOURNAL, revision=later)
     assert await records.get(JOURNAL) is None
+
+
+async def test_a_claim_is_seen_by_a_node_that_is_behind() -> None:
+    """Its copy shows the ledger as open, and a recoverer has claimed it: the majority decides. What its copy
+    shows already needs no majority."""
+    store = MemoryStore()
+    records = LedgerRecords(store)
+    revision = await records.open(JOURNAL, RECORD)
+    old = store.local.get(record_key(JOURNAL))
+    assert not await records.is_claimed(JOURNAL, 1, A)
+    await records.change(JOURNAL, steps.claimed(RECORD, "me"), revision=revision)
+    new = store.local.get(record_key(JOURNAL))
+
+    def seeing(copy: KeyValue | None, get: Any) -> LedgerRecords:
+        return LedgerRecords(cast(Any, SimpleNamespace(local=SimpleNamespace(get=lambda _: copy), get=get)))
+
+    behind = seeing(old, store.get)
+    assert await behind.is_claimed(JOURNAL, 1, A)
+    for epoch, origin in ((2, A), (0, A), (-1, A), (1 << 40, A), (1, B)):
+        assert not await behind.is_claimed(JOURNAL, epoch, origin), (epoch, origin)
+
+    async def cut_off(_: str) -> None:
+        raise Unavailable("no majority")
+
+    assert await seeing(new, cut_off).is_claimed(JOURNAL, 1, A), "its copy is proof enough"
+    with pytest.raises(Unavailable):
+        await seeing(new, cut_off).is_claimed(JOURNAL, 2, A)
+    with pytest.raises(Unavailable):
+        await seeing(old, cut_off).is_claimed(JOURNAL, 1, A)
 
 
 async def test_whoever_comes_second_is_told_what_is_there() -> None:
