@@ -8,6 +8,7 @@ backtrack, each with a text that makes them.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import string
 import time
@@ -18,12 +19,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sava.schemas import json_containment
+from sava.schemas import definition, json_containment
 from sava.schemas.bounds import MAX_WORK, Pattern
 from sava.schemas.definition import JsonSchema, Validator, read_schema
 from sava.schemas.errors import PayloadInvalid, SchemaInvalid
 from sava.schemas.json_schema import Document, NotEasy
-from sava.schemas.types import SchemaType
+from sava.schemas.types import CompatibilityMode, SchemaType
 from sava.topics.dispatch.members import InvalidFilter, KeyFilter
 
 HOSTILE = [
@@ -67,6 +68,14 @@ def test_comparing_schemas_tries_hostile_patterns_on_names_in_no_time(pattern: s
     json_containment.find_problems(newer, older)
     json_containment.find_problems(older, newer)
     assert time.thread_time() - started < SLOWEST_S
+
+
+def test_comparing_with_all_versions_comes_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definition, "MAX_COMPARING_ALL_S", 0.05)
+    schema = _schema({"properties": {"a": {"type": "integer"}}})
+    endless = zip(itertools.count(1), itertools.repeat(schema), strict=False)
+    problems = definition.find_problems(schema, endless, CompatibilityMode.FULL_TRANSITIVE)
+    assert "too long" in problems[-1]
 
 
 @settings(max_examples=200, deadline=None)
