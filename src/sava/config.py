@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from sava import danube_config
 from sava.danube_config import NotTranslatable
 from sava.errors import HostError
+from sava.security.principal import Principal, PrincipalInvalid
 from sava.security.tokens import TokenIssuer, check_jwks_url, write_private
 
 ENVIRONMENT_PREFIX = "SAVA__"
@@ -296,6 +297,15 @@ class Auth(SettingsSection):
     @property
     def issuers(self) -> tuple[TokenIssuer, ...]:
         return tuple(each.as_issuer() for each in self.tokens)
+
+    @model_validator(mode="after")
+    def _are_principals(self) -> Auth:
+        for each in self.super_admins:
+            try:
+                Principal.parse(each)
+            except PrincipalInvalid as error:
+                raise ValueError(f"super_admins: {error}") from None
+        return self
 
     @model_validator(mode="after")
     def _metrics_by_token(self) -> Auth:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -365,6 +366,7 @@ class Cluster:
         if around.auth.tls is not None:
             for name in ("cert_file", "key_file", "ca_file"):
                 west[f"SAVA__AUTH__TLS__{name.upper()}"] = str(getattr(around.auth.tls, name))
+            west["SAVA__AUTH__SUPER_ADMINS"] = json.dumps(around.auth.super_admins)
         self.west = Broker(WEST, around, ("--standalone",), **west)
         self.excuse = ""
         """The fault that may end a broker, if one is at work."""

@@ -33,6 +33,7 @@ from sava.proto import doctor_pb2_grpc as doctor_rpc
 from sava.proto import ledgers_pb2_grpc as ledgers_rpc
 from sava.proto import pipelines_pb2_grpc as pipelines_rpc
 from sava.proto import replication_pb2_grpc as replication_rpc
+from sava.proto import security_pb2 as security_pb
 from sava.proto import security_pb2_grpc as security_rpc
 from sava.proto import topics_admin_pb2_grpc as topics_rpc
 from sava.proto import writers_pb2_grpc as writers_rpc
@@ -177,7 +178,7 @@ class AdminClient:
             return
         try:
             shown = await self._credentials.metadata()
-            await self.cluster.Status(pb.StatusRequest(), timeout=timeout, metadata=shown)
+            await self.security.WhoAmI(security_pb.WhoAmIRequest(), timeout=timeout, metadata=shown)
         except aio.AioRpcError as error:
             # Any other answer, even a refusal, came over a connection.
             if error.code() in error_mapping.TRANSPORT:

@@ -69,11 +69,9 @@ class Call:
             return
         if not self.may(any_of, resource):
             raise denied(self.principal, any_of, resource)
-        self.required.append((any_of, resource))
-
-    @property
-    def is_still_allowed(self) -> bool:
-        return all(self.may(any_of, resource) for any_of, resource in self.required)
+        # A stream may ask many times for the same.
+        if (any_of, resource) not in self.required:
+            self.required.append((any_of, resource))
 
 
 EVERYTHING: Final = Call()

@@ -81,7 +81,7 @@ from sava.security.permissions import Authorizer
 from sava.security.principal import Principal
 from sava.security.quotas import Quota, Quotas
 from sava.security.store import SecurityPolicies
-from sava.security.tokens import TokenIssuer, TokenVerifier
+from sava.security.tokens import TokenVerifier
 from sava.server.replication import open_replication
 from sava.storage.broker_storage import BrokerStorage, StorageOptions
 from sava.storage.journal import JournalOptions
@@ -152,24 +152,12 @@ def registration(
 
 def token_verifier(config: Config) -> TokenVerifier | None:
     """None: no issuer is configured. Raises KeysInvalid."""
-    issuers = [
-        TokenIssuer(
-            issuer=each.issuer,
-            algorithm=each.algorithm,
-            audience=each.audience,
-            secret_file=each.secret_file,
-            public_key_file=each.public_key_file,
-            jwks_file=each.jwks_file,
-            jwks_url=each.jwks_url,
-        )
-        for each in config.auth.tokens
-    ]
+    issuers = [each.as_issuer() for each in config.auth.tokens]
     return TokenVerifier(issuers, config.auth.clock_skew_seconds) if issuers else None
 
 
 def rules(config: Config, policies: SecurityPolicies) -> Rules | None:
-    """By which calls are decided; None: every caller may do everything. Raises PrincipalInvalid,
-    KeysInvalid."""
+    """By which calls are decided; None: every caller may do everything. Raises KeysInvalid."""
     auth = config.auth
     if not auth.is_enforced:
         return None
