@@ -77,6 +77,11 @@ def hello(purpose: int, node: int) -> bytes:
     return msgspec.msgpack.encode([1, purpose, node, secrets.token_bytes(32), b"", "127.0.0.1:1"])
 
 
+def proof(mac: bytes, order: Bootstrap, secret: str = "") -> bytes:
+    """With an order to belong to a cluster."""
+    return msgspec.msgpack.encode([2, mac, msgspec.msgpack.encode([order, secret])])
+
+
 def openings(purpose: int, node: int, cluster: str) -> list[list[bytes]]:
     """Ways to get in without a secret: by the cluster's id alone, as it once was enough; by a handshake whose
     proof is missing or made up; and without waiting for any."""
@@ -210,8 +215,8 @@ async def test_a_stranger_binds_no_broker_that_has_a_secret(
         order = Bootstrap("f" * 32, Membership((own,), addresses=((own, broker.raft_address),)))
         for messages in (
             [msgspec.msgpack.encode([3, order])],
-            [hello(BIND, 5), msgspec.msgpack.encode([2, NO_MAC, [order, "of-the-strangers-own-making"]])],
-            [hello(BIND, 5), msgspec.msgpack.encode([2, secrets.token_bytes(32), [order, ""]])],
+            [hello(BIND, 5), proof(NO_MAC, order, "of-the-strangers-own-making")],
+            [hello(BIND, 5), proof(secrets.token_bytes(32), order)],
         ):
             stranger = await Stranger.come(broker.raft_port)
             stranger.say(*messages, begins=True)
@@ -233,7 +238,7 @@ async def test_the_first_order_binds_a_broker_without_a_secret_for_good(tmp_path
         own = NodeId(await first.node_id())
         order = Bootstrap("f" * 32, Membership((own,), addresses=((own, first.raft_address),)))
         stranger = await Stranger.come(first.raft_port)
-        stranger.say(hello(BIND, 5), msgspec.msgpack.encode([2, NO_MAC, [order, ""]]), begins=True)
+        stranger.say(hello(BIND, 5), proof(NO_MAC, order), begins=True)
         await stranger.all_answers(1.0)
         stranger.leave()
         secret = first.data_dir / "cluster_secret"

@@ -102,10 +102,11 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Proof(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """``mac`` empty: the dialer knows no secret."""
+    """``mac`` empty: the dialer knows no secret. ``order`` is an Order as bytes, since a MAC of bytes holds
+    also where the other end is of a version that has fewer fields."""
 
     mac: bytes
-    order: Order | None = None
+    order: bytes | None = None
 
 
 class Challenge(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -122,8 +123,14 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
 class Introduction(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """``mac`` empty: the listener knows no secret, or the dialer has proved none."""
 
-    info: NodeInfo
+    described: bytes
+    """A NodeInfo."""
     mac: bytes = b""
+
+    @property
+    def info(self) -> NodeInfo:
+        """Raises BadHandshake."""
+        return _decode(_infos, self.described)
 
 
 class Bound(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -144,6 +151,8 @@ class HandshakeRefused(msgspec.Struct, frozen=True, array_like=True, tag=5):
 Answer = Welcome | Introduction | Bound
 
 _encoder: Final = msgspec.msgpack.Encoder()
+_infos: Final = msgspec.msgpack.Decoder(NodeInfo)
+_orders: Final = msgspec.msgpack.Decoder(Order)
 _from_dialer: Final[msgspec.msgpack.Decoder[Hello | Proof]] = msgspec.msgpack.Decoder(Hello | Proof)
 _from_listener: Final[msgspec.msgpack.Decoder[Challenge | Answer | HandshakeRefused]] = (
     msgspec.msgpack.Decoder(Challenge | Answer | HandshakeRefused)
@@ -323,7 +332,7 @@ class DialerHandshake:
         self._challenge = challenge
         order, secret = None, credentials.secret
         if self._bootstrap is not None:
-            order = Order(self._bootstrap, self._handed_over(challenge))
+            order = _encoder.encode(Order(self._bootstrap, self._handed_over(challenge)))
             self.has_sent_order = True
         mac = b""
         if challenge.knows_secret and secret.is_known:
@@ -348,9 +357,9 @@ class DialerHandshake:
         match self.hello.purpose, answer:
             case (Purpose.RAFT | Purpose.LEDGERS, Welcome(mac=mac)):
                 content: object = None
-            case Purpose.IDENTIFY, Introduction(info=info, mac=mac):
-                content = info
-                if not mac and info.node == challenge.node:
+            case Purpose.IDENTIFY, Introduction(described=described, mac=mac):
+                content = described
+                if not mac and answer.info.node == challenge.node:
                     return  # what it says of itself, for what it is worth
             case Purpose.BIND, Bound(secret=made, mac=mac):
                 content = made
@@ -375,6 +384,7 @@ class ListenerHandshake:
         self._hello: Hello | None = None
         self._challenge: Challenge | None = None
         self._proof: Proof | None = None
+        self._order: Order | None = None
         self.proved_by = b""
         """The digest of the secret that the dialer has proved to know; empty: none."""
 
@@ -394,9 +404,8 @@ class ListenerHandshake:
 
     @property
     def order(self) -> Order:
-        assert self._proof is not None
-        assert self._proof.order is not None
-        return self._proof.order
+        assert self._order is not None
+        return self._order
 
     @property
     def is_over(self) -> bool:
@@ -436,6 +445,7 @@ class ListenerHandshake:
         if (proof.order is not None) != (hello.purpose is Purpose.BIND):
             raise BadHandshake("an order out of place")
         self._proof = proof
+        self._order = _decode(_orders, proof.order) if proof.order is not None else None
         said = _said(hello, challenge, proof.order)
         self.proved_by = self._credentials.secret.proved_by(_DIALER, said, proof.mac)
         if hello.purpose is Purpose.IDENTIFY:
@@ -474,8 +484,9 @@ class ListenerHandshake:
     def introduction(self) -> bytes:
         own = self._credentials.own
         if self.is_proved or not own.cluster:
-            return _encoder.encode(Introduction(own, self._mac(own)))
-        return _encoder.encode(Introduction(own.for_stranger(self.node)))
+            described = _encoder.encode(own)
+            return _encoder.encode(Introduction(described, self._mac(described)))
+        return _encoder.encode(Introduction(_encoder.encode(own.for_stranger(self.node))))
 
     def bound(self, made: str) -> bytes:
         """``made``: the secret that the dialer has asked for."""

@@ -428,8 +428,9 @@ def test_an_order_cannot_be_changed_on_its_way() -> None:
     listener = ListenerHandshake(credentials(Named(TWO, "")))
     proof = msgspec.msgpack.decode(run(handshake, listener), type=Proof)
     assert proof.order is not None
-    assert not proof.order.secret, "it is not sent to one that has it"
-    changed = Proof(proof.mac, Order(Bootstrap("mine", Membership((TWO,)))))
+    order = msgspec.msgpack.decode(proof.order, type=Order)
+    assert not order.secret, "it is not sent to one that has it"
+    changed = Proof(proof.mac, msgspec.msgpack.encode(Order(Bootstrap("mine", Membership((TWO,))))))
     with pytest.raises(NotAuthenticated):
         listener.received(msgspec.msgpack.encode(changed), None)
 
