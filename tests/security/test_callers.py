@@ -119,6 +119,25 @@ async def test_a_token_for_another_audience_is_refused(tmp_path: Path) -> None:
             assert await status_of(call) == expected
 
 
+async def test_anonymous_callers_have_what_is_granted_to_them(tmp_path: Path) -> None:
+    """Where they are let in; a bad token is refused also there."""
+    issuer = Issuer(tmp_path)
+    auth = Auth(tokens=(issuer.settings,), super_admins=("user:root",), anonymous=True)
+    cluster = Secured(1, tmp_path, auth=auth, credentials=Credentials(token=issuer.token("user:root")))
+    cluster.issuer = issuer
+    async with cluster:
+        await cluster.create(ORDERS)
+        (broker,) = cluster.brokers
+        request = streams_pb2.LookUpRequest(topic=ORDERS)
+        assert await cluster.status(broker, None, LOOK_UP, request) == "PERMISSION_DENIED"
+        await cluster.bind("anonymous:anonymous", "reader", topic=ORDERS)
+        assert await cluster.status(broker, None, LOOK_UP, request) == "OK"
+        for header in (bearer("a.b.c"), (("authorization", "Basic x"),)):
+            assert await status_of(cluster.call_with(broker, header, LOOK_UP, request)) == "UNAUTHENTICATED"
+        status = admin_pb2.StatusRequest()
+        assert await cluster.status(broker, None, STATUS, status) == "PERMISSION_DENIED"
+
+
 async def test_some_questions_are_open_but_not_with_a_bad_token(pair: Secured) -> None:
     broker = pair.brokers[0]
     found = await pair.call(broker, None, WHO_AM_I, security_pb2.WhoAmIRequest())

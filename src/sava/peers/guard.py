@@ -595,7 +595,8 @@ class Guard:
                 for number, stream in enumerate(tuple(self._streams)):
                     if not number % STEP:
                         await asyncio.sleep(0)
-                    self._recheck_one(stream)
+                    if stream in self._streams:  # it may have ended meanwhile
+                        self._recheck_one(stream)
         finally:
             self._rechecks = None
 
