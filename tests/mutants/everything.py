@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.mutants.audit_catalogue import AUDIT_MUTANTS
 from tests.mutants.broker_catalogue import BROKER_MUTANTS
 from tests.mutants.catalogue import MUTANTS as RAFT_MUTANTS
 from tests.mutants.limits_catalogue import LIMITS_MUTANTS
@@ -22,4 +23,5 @@ MUTANTS = (
     *SUSPICION_MUTANTS,
     *LIMITS_MUTANTS,
     *SECURITY_MUTANTS,
+    *AUDIT_MUTANTS,
 )

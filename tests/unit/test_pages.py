@@ -389,7 +389,7 @@ OF_OTHERS: Final = {
     "pipeline.md": {"--constraint", "--once", "--py-files"},
     "testing.md": {
         *("--days", "--jobs", "--list", "--seed", "--seeds", "--shrink", "--trace"),
-        *("--doubles", "--faults", "--growth", "--minutes", "--no-spark", "--report", "--spark"),
+        *("--doubles", "--faults", "--growth", "--minutes", "--no-spark", "--report", "--secure", "--spark"),
     },
 }
 """Options of other programs."""

@@ -69,6 +69,8 @@ log = logging.getLogger(__name__)
 
 FORWARDED: Final = "sava-forwarded"
 AUTHORIZATION: Final = "authorization"
+METRICS_PAGE: Final = "/metrics"
+"""Of the HTTP port, as the audit names it."""
 REQUEST_ID: Final = "x-request-id"
 """By which a caller finds its call in the audit."""
 PURPOSE: Final = b"forwarded call"
@@ -577,10 +579,15 @@ class Guard:
         rules = self.rules
         if rules is None:
             return
-        if not authorization:
-            raise Unauthenticated("this page needs a token: authorization: Bearer TOKEN")
-        who, _ = await rules.identify(None, authorization)
-        rules.authorizer.check(who, (Permission.CLUSTER_READ,), CLUSTER)
+        call = Call()
+        try:
+            if not authorization:
+                raise Unauthenticated("this page needs a token: authorization: Bearer TOKEN")
+            call.principal, call.credential = await rules.identify(None, authorization)
+            rules.authorizer.check(call.principal, (Permission.CLUSTER_READ,), CLUSTER)
+        except (Unauthenticated, PermissionDenied) as error:
+            self._denied(METRICS_PAGE, call, (str(CLUSTER),), error)
+            raise
 
     # -- open streams --------------------------------------------------------------------------
 

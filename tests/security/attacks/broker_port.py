@@ -80,7 +80,7 @@ class Stranger:
         purpose: Purpose,
         known: Known,
         trick: Trick = "no proof",
-        order: Order | None = None,
+        order: bytes | None = None,
         *,
         secret: ClusterSecret | None = None,
     ) -> Reply | None:
@@ -134,7 +134,7 @@ class Stranger:
 DIALER: Final = b"raft port, dialer"
 
 
-def covered(hello: Hello, challenge: Challenge, order: Order | None) -> bytes:
+def covered(hello: Hello, challenge: Challenge, order: bytes | None) -> bytes:
     """What a proof covers, which the protocol tells everyone."""
     return msgspec.msgpack.encode(
         (
@@ -188,7 +188,7 @@ async def tried(
     purpose: Purpose,
     attack: Callable[[Stranger], Awaitable[bool]],
     *,
-    order: Order | None = None,
+    order: bytes | None = None,
 ) -> Tally:
     """``attack`` on connections to each broker, by each trick, again and again. It says whether something was
     done; a handshake that succeeds counts as well."""
@@ -207,7 +207,7 @@ async def _try(
     purpose: Purpose,
     trick: Trick,
     attack: Callable[[Stranger], Awaitable[bool]],
-    order: Order | None,
+    order: bytes | None,
 ) -> bool:
     try:
         stranger = await Stranger.connect(target, address)
@@ -316,7 +316,8 @@ async def fence_journals(target: Target, seconds: float) -> Tally:
 async def foreign_bind(target: Target, seconds: float) -> Tally:
     """M9: bind a broker to a cluster of the stranger's."""
     known = await find_out(target)
-    order = Order(Bootstrap("stranger", Membership(voters=(NodeId(4711),))), "5" * 64)
+    bootstrap = Bootstrap("stranger", Membership(voters=(NodeId(4711),)))
+    order = msgspec.msgpack.encode(Order(bootstrap, "5" * 64))
 
     async def attack(_: Stranger) -> bool:
         return False

@@ -277,3 +277,14 @@ async def test_without_roles_every_caller_may_do_everything() -> None:
     assert await call((name, header)) == (principal.ANONYMOUS, 2)
     for bad in ("1", header[:-2], header.upper(), f"x{header}", "x" * 10_000, ".", "\u00e9.00"):
         assert await call((name, bad)) == (principal.ANONYMOUS, 0)
+
+
+async def test_figures_that_were_refused_are_told(site: Site) -> None:
+    token = create_token("tests", ANN, 60, site._secret)
+    with pytest.raises(Unauthenticated):
+        await site.guard.check_metrics("")
+    with pytest.raises(PermissionDenied):
+        await site.guard.check_metrics(f"Bearer {token}")
+    first, second = (call for call, _ in site.told.calls)
+    assert (first.principal, first.method) == (principal.ANONYMOUS, "/metrics")
+    assert (second.principal, second.method) == (ANN, "/metrics")

@@ -48,9 +48,11 @@ class Topic:
         self.batches = 0
         self.is_broken = False
         self.written = asyncio.Event()
+        self.refused = asyncio.Event()
 
     async def publish(self, events: Sequence[AuditEvent]) -> None:
         if self.is_broken:
+            self.refused.set()
             raise Unavailable("no quorum")
         self.events += events
         self.batches += 1
@@ -220,8 +222,9 @@ async def test_no_call_waits_for_a_topic_that_fails_and_the_loss_is_said(
     book._say_dropped()
     said = [each for each in caplog.records if "missing in the topic" in each.getMessage()]
     assert [each.getMessage().rpartition("=")[2] for each in said] == ["50", "51"]
-    topic.is_broken = False
     async with asyncio.timeout(30):
+        await topic.refused.wait()
+        topic.is_broken = False
         await topic.written.wait()
     await book.flush(topic.publish)
     assert len(topic.events) == audit.MAX_WAITING

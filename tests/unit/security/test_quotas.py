@@ -54,6 +54,13 @@ def test_a_bucket_lets_a_second_through_at_once_and_then_its_rate() -> None:
     assert bucket.take(1, 2.0) == 0
 
 
+def test_a_bucket_that_was_idle_has_a_second_of_room_and_no_more() -> None:
+    bucket = Bucket(1000, 0.0)
+    assert bucket.take(1000, 100.0) == 0
+    assert bucket.take(1000, 100.0) == 0
+    assert bucket.take(1, 100.0) == pytest.approx(1)
+
+
 @given(
     st.integers(1, 10_000),
     st.lists(st.tuples(st.integers(1, 50_000), st.floats(0, 3)), min_size=1, max_size=60),
