@@ -189,7 +189,7 @@ class StorageSettings(SettingsSection):
     times as long. A small segment costs as much as a large one."""
     segment_process: bool = True
     """Make segments in a process of their own while there is much to write, so that messages do not wait for
-    it. It takes about 85 MB then, and ends after two minutes without work."""
+    it. It takes about 110 MB then, and ends after two minutes without work."""
     staging_expiry_seconds: Annotated[int, Field(ge=4)] = 3600
     """Unpublished parts of an exactly-once write are removed after this long. A commit must come within half
     of that."""

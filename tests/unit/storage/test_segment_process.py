@@ -158,6 +158,22 @@ async def test_it_ends_when_it_is_idle(storage: BrokerStorage, monkeypatch: pyte
     assert process_of(storage).deaths == 0
 
 
+async def test_small_jobs_do_not_keep_it(storage: BrokerStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go to it while it is there; a broker with nothing else to write has its memory back."""
+    monkeypatch.setattr(segment_process, "IDLE_S", 0.2)
+    log = await storage.open_topic(TOPIC, epoch=1)
+    await append_each(log, 0, 1)
+    await stored(storage, log)
+    assert process_of(storage).pid is not None
+    monkeypatch.setattr(segment_process, "WORTH_BYTES", 1 << 30)
+    async with asyncio.timeout(PATIENCE_S):
+        while process_of(storage).pid is not None:
+            offset = log.next_offset
+            await append_each(log, offset, offset + 1)
+            await stored(storage, log)
+    assert await contents(log) == expected(0, log.next_offset)
+
+
 async def test_a_broker_that_closes_leaves_none(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_process, "WORTH_BYTES", 0)
     async with cluster.broker(options=OPTIONS) as storage:
