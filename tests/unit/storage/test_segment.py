@@ -453,6 +453,8 @@ async def test_a_foreign_parquet_file_is_no_segment(store: ObjectStore, tmp_path
         (table.slice(1), {}),
         (table.take([0, 2, 1, 3]), {}),
         (table, {"write_statistics": False}),
+        (table.set_column(0, table.schema.field(0), pa.array(["/default/order"] * 4)), {}),
+        (table.set_column(1, table.schema.field(1), pa.array([0, 0, 1, 0], pa.int32())), {}),
     ]
     for foreign, options in foreigners:
         pq.write_table(foreign, path, **options)
