@@ -45,7 +45,7 @@ async def run(plan: Plan) -> list[Row]:
             "sava", plan.folder, secured.address, str(files.ca_file), str(files.token_file(USER))
         ) as to_secured,
     ):
-        both = {"with": (secured, to_secured), "without": (plain, to_plain)}
+        both = {"without": (plain, to_plain), "with": (secured, to_secured)}
         batched = await interleave(
             plan.rounds, {name: _one("publish_many", plan, *each) for name, each in both.items()}
         )
