@@ -136,7 +136,7 @@ def test_the_commands_for_a_cluster_that_is_well_work(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_the_commands_of_the_whole_operations_page_work(tmp_path: Path) -> None:
     output = run_the_operations_page(tmp_path)
-    assert re.search(r"^given up; journal \d+/\d+ ends with what is there$", output, re.MULTILINE)
+    assert re.search(r"^given up; ledger \d+/\d+ ends with what is there$", output, re.MULTILINE)
     assert output.count('"payload": "') >= 3, "messages of segments are shown"
     assert re.search(r"^\d+ topics; \d+ segments with \d+ messages .* no problems$", output, re.MULTILINE)
     assert output.count("done: start the broker, then wipe the given-up members") == 2
