@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from google.protobuf.message import Message
 
@@ -259,3 +261,12 @@ def test_a_topic_that_stayed_is_a_failure(admin: FakeAdmin, sava: Sava) -> None:
         Refusal("move_refused", "Cannot unload topic: single broker cluster detected.")
     ]
     assert sava("topics unload /default/a", code=1).err.startswith("sava: Cannot unload topic: single broker")
+
+
+def test_a_dead_first_address_does_not_fail_a_command(
+    sava: Sava, admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAVA_CLUSTER", f"127.0.0.1:1, http://{os.environ['SAVA_ADMIN']}")
+    assert str(SECOND) in sava("brokers list").out
+    monkeypatch.setenv("SAVA_CLUSTER", "127.0.0.1:1,127.0.0.1:2")
+    assert "127.0.0.1:1 cannot be reached" in sava("brokers list", code=1).err
