@@ -32,7 +32,7 @@ async def _refused(broker: BrokerProcess, *words: str) -> str:
 async def _readiness(broker: BrokerProcess) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
     try:
-        writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         return (await reader.read()).decode()
     finally:
         writer.close()

@@ -236,7 +236,7 @@ async def test_figures_are_for_those_who_may_read_them(tmp_path: Path, metrics: 
         async def status(path: str, who: str = "") -> int:
             shown = f"Authorization: Bearer {issuer.token(who)}\r\n" if who else ""
             reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n{shown}\r\n".encode())
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{shown}\r\n".encode())
             head = (await reader.read()).decode()
             writer.close()
             return int(head.split(" ")[1])

@@ -79,7 +79,7 @@ async def watched(broker: Standalone) -> AsyncIterator[Watched]:
         while True:
             started = time.monotonic()
             reader, writer = await asyncio.open_connection("127.0.0.1", broker.http_port)
-            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert b" 200 " in await reader.readline()
             writer.close()
             seen.answers.append(time.monotonic() - started)

@@ -218,7 +218,7 @@ class BrokerProcess:
 
     async def http(self, path: str) -> tuple[int, str]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
         writer.close()
         return int(head.split(" ")[1]), body
