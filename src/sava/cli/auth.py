@@ -73,7 +73,7 @@ Topic = Annotated[
 ]
 
 
-class NotAllowed(CallerError):
+class MayNot(CallerError):
     """What `sava auth can-i` was asked about is not allowed."""
 
 

@@ -93,7 +93,7 @@ class Page:
         self.browser.get("about:blank")
         self.browser.get(f"{self.url}#/{place}")
 
-    def until(self, text: str) -> None:
+    def shows(self, text: str) -> None:
         wait: Any = WebDriverWait(self.browser, PATIENCE_S)
         wait.until(lambda _: text in self.text, f"{text!r} is not in: {self.text[:2000]}")
 
@@ -125,7 +125,7 @@ def page(browser: webdriver.Chrome, broker: Standalone) -> Page:
 @pytest.mark.parametrize(("place", "heading"), PAGES.items())
 def test_every_page_shows_itself_without_an_error(page: Page, place: str, heading: str) -> None:
     page.open(place)
-    page.until(heading)
+    page.shows(heading)
     assert page.find("h1").text.startswith(heading)
     complaints = [each for each in page.complaints() if "/v1/auth/" not in each]
     assert complaints == []
@@ -138,7 +138,7 @@ def test_every_page_can_be_used_by_everybody(page: Page, place: str, theme: str)
     page.open(place)
     page.browser.execute_script(f"localStorage.setItem('sava.theme', '{theme}')")
     page.open(place)
-    page.until(PAGES[place])
+    page.shows(PAGES[place])
     page.browser.execute_script(AXE.read_text())
     found = page.browser.execute_async_script(
         "const done = arguments[0]; axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa']})"
@@ -149,60 +149,60 @@ def test_every_page_can_be_used_by_everybody(page: Page, place: str, theme: str)
 
 def test_messages_are_shown_filtered_and_opened(page: Page) -> None:
     page.open("topics/default/orders/messages")
-    page.until("customer-3")
+    page.shows("customer-3")
     page.find("input[name=key]").send_keys("customer-5")
     page.button("Read").click()
-    page.until("8 of")
+    page.shows("8 of")
     assert "customer-3" not in page.text
     page.find("details.message summary").click()
-    page.until('"city": "Belgrade"')
-    page.until("region")
+    page.shows('"city": "Belgrade"')
+    page.shows("region")
     page.button("hex").click()
-    page.until("00000000")
+    page.shows("00000000")
 
 
 def test_a_message_is_published_from_the_page(page: Page) -> None:
     page.open("topics/default/payments/messages")
-    page.until("payment 199")
+    page.shows("payment 199")
     page.browser.execute_script("document.querySelectorAll('details.panel')[0].open = true")
     page.find("textarea[name=payload]").send_keys("from a person")
     page.button("Publish").click()
-    page.until("Stored at offset")
-    page.until("from a person")
+    page.shows("Stored at offset")
+    page.shows("from a person")
 
 
 def test_a_follower_sees_what_comes(page: Page, broker: Standalone) -> None:
     page.open("topics/default/orders/messages")
-    page.until("customer-3")
+    page.shows("customer-3")
     page.button("Live").click()
-    page.until("Waiting for messages")
+    page.shows("Waiting for messages")
     with Client(broker.url) as client, client.producer("/default/orders") as producer:
         for number in range(50):  # until it follows each partition
             producer.send(b"live and well", key=f"k{number}")
             if "live and well" in page.text:
                 break
-    page.until("live and well")
+    page.shows("live and well")
     page.button("Stop").click()
 
 
 def test_a_slow_subscription_says_why(page: Page) -> None:
     page.open("topics/default/payments/subscriptions")
-    page.until("ledger")
+    page.shows("ledger")
     page.button("ledger").click()
-    page.until("No consumer is connected.")
+    page.shows("No consumer is connected.")
 
 
 def test_a_topic_is_made_and_deleted(page: Page) -> None:
     page.open("topics")
-    page.until("/default/payments")
+    page.shows("/default/payments")
     page.button("New topic").click()
     page.find("input[name=name]").send_keys("/default/passing")
     page.button("Create").click()
-    page.until("/default/passing")
+    page.shows("/default/passing")
     page.open("topics/default/passing/settings")
-    page.until("Delete the topic")
+    page.shows("Delete the topic")
     page.button("Delete the topic").click()
-    page.until("cannot be taken back")
+    page.shows("cannot be taken back")
     page.find("dialog[open] button.primary").click()
     wait: Any = WebDriverWait(page.browser, PATIENCE_S)
     wait.until(lambda _: page.browser.current_url.endswith("#/topics"))
@@ -210,7 +210,7 @@ def test_a_topic_is_made_and_deleted(page: Page) -> None:
 
 def test_a_search_finds_its_topics(page: Page) -> None:
     page.open("topics")
-    page.until("/default/payments")
+    page.shows("/default/payments")
     page.find("input[type=search]").send_keys("pay")
     wait: Any = WebDriverWait(page.browser, PATIENCE_S)
     wait.until(lambda _: "/default/orders" not in page.text)
@@ -222,7 +222,7 @@ def test_it_fits_a_phone(page: Page) -> None:
     try:
         for place, heading in PAGES.items():
             page.open(place)
-            page.until(heading)
+            page.shows(heading)
             script = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
             whole, shown = page.browser.execute_script(script)
             assert whole <= shown + 1, place
@@ -268,7 +268,7 @@ def log_in(page: Page, token: str) -> None:
     page.browser.execute_script("sessionStorage.clear()")
     page.browser.get("about:blank")
     page.browser.get(page.url)
-    page.until("Log in to Sava")
+    page.shows("Log in to Sava")
     page.find("textarea[name=token]").send_keys(token)
     page.button("Log in").click()
 
@@ -279,13 +279,13 @@ def test_a_secured_cluster_wants_a_token(
     broker, issuer = secured
     page = Page(browser, broker)
     log_in(page, "not a token")
-    page.until("token")
+    page.shows("token")
     assert "Log in to Sava" in page.text
     log_in(page, issuer.token("user:root"))
-    page.until("user:root")
-    page.until("All is well")
+    page.shows("user:root")
+    page.shows("All is well")
     page.open("security")
-    page.until("super administrator")
+    page.shows("super administrator")
 
 
 def test_what_a_caller_may_not_do_is_refused(
@@ -294,10 +294,10 @@ def test_what_a_caller_may_not_do_is_refused(
     broker, issuer = secured
     page = Page(browser, broker)
     log_in(page, issuer.token("user:bob"))
-    page.until("user:bob")
+    page.shows("user:bob")
     page.open("topics")
-    page.until("New topic")
+    page.shows("New topic")
     page.button("New topic").click()
     page.find("input[name=name]").send_keys("/default/mine")
     page.button("Create").click()
-    page.until("user:bob has no permission manage-topic")
+    page.shows("user:bob has no permission manage-topic")
