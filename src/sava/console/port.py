@@ -29,7 +29,7 @@ from sava.api.http import TYPE, Readiness, written
 from sava.api.metrics.broker import Disks
 from sava.console.gateway import ApiError, Gateway, failed, json_response
 from sava.console.messages import MessagesApi
-from sava.console.openapi import description
+from sava.console.routes import description
 from sava.errors import SavaError
 from sava.peers.guard import Guard
 
