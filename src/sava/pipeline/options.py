@@ -29,6 +29,8 @@ from sava.client.errors import Refused
 from sava.client.messages import microseconds
 from sava.errors import CallerError
 from sava.pipeline.cluster import ClusterAccess
+from sava.schemas.bounds import Pattern
+from sava.schemas.errors import SchemaInvalid
 
 Positions = dict[str, dict[str, int]]
 """The stored form: topic, partition number, next offset. Ends are exclusive."""
@@ -305,9 +307,9 @@ def _topics(given: _Given) -> TopicChoice:
     if used == ["topicPattern"]:
         pattern = given.text("topicPattern")
         try:
-            re.compile(pattern)
-        except re.error as error:
-            raise OptionError("topicPattern", pattern, f"a regular expression is needed ({error})") from None
+            Pattern(pattern)
+        except SchemaInvalid as error:
+            raise OptionError("topicPattern", pattern, f"a regular expression is needed: {error}") from None
         return TopicChoice(pattern=pattern)
     if used == ["topic"]:
         return TopicChoice((given.topic("topic"),))

@@ -24,7 +24,6 @@ to that wait.
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,6 +62,7 @@ from sava.pipeline.source.planning import (
     resolve,
 )
 from sava.pipeline.source.reading import TaskReader
+from sava.schemas.bounds import Pattern
 
 if TYPE_CHECKING:
     from sava.pipeline.source.decoding import Decoder
@@ -162,10 +162,10 @@ class QueryTopics:
         return names
 
     def _matching(self) -> dict[TopicPartition, str]:
-        pattern = re.compile(self._choice.pattern)
+        pattern = Pattern(self._choice.pattern)
         names: dict[TopicPartition, str] = {}
         for listed in self._cluster.topics():
-            if listed.reliable and pattern.fullmatch(listed.topic):
+            if listed.reliable and pattern.matches(listed.topic):
                 for number in range(listed.partition_count or 1):
                     part = TopicPartition(listed.topic, number)
                     names[part] = partition_name(part, partitioned=listed.partition_count > 0)
