@@ -238,7 +238,7 @@ READS: Final = frozenset(service + method for service, methods in _SERVICES.item
 """Calls that change nothing."""
 
 _STATUS: Final = "sava cluster status"
-_LEASES: Final = "sava meta range /"
+_LEASES: Final = "sava meta range /cluster/"
 _RUNNERS: Final = "sava pipelines runners"
 _PIPELINE: Final = "sava pipelines describe {0.name}"
 _TOPIC: Final = "sava topics describe {0.name}"
@@ -259,7 +259,7 @@ CHANGES: Final[dict[str, str]] = {
     "/sava.admin.Cluster/Snapshot": _STATUS,
     "/sava.admin.Meta/Put": "sava meta get {0.key}",
     "/sava.admin.Meta/Delete": "sava meta range {0.key}",
-    "/sava.admin.Meta/Txn": "sava meta range /",
+    "/sava.admin.Meta/Txn": "sava meta get KEY",
     "/sava.admin.Meta/AllocateId": "sava meta get {0.key}",
     "/sava.admin.Meta/GrantLease": _LEASES,
     "/sava.admin.Meta/KeepAlive": _LEASES,
