@@ -80,7 +80,7 @@ CASES = {
     "ids: all of them": Case(
         "admin.Meta/AllocateId", admin.AllocateIdRequest(key="/ids", count=HUGE), "invalid", "/ids"
     ),
-    # What a broker says of its load is looked at in tests/unit/cluster; no other caller may report it.
+    # Whether its numbers can be is looked at in tests/unit/api; no client may report them at all.
     "load: of no broker": Case("admin.Brokers/ReportLoad", load(cpu=nan), "permission_denied", "for brokers"),
     "subscription: no name": Case(
         "admin.Subscriptions/CreateSubscription",
