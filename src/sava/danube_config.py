@@ -158,7 +158,7 @@ def _translate_auth(done: Translation) -> None:
     if mode == "none" and has_tls:
         _taken(done.tree, "auth.tls")
         done.notes.append("auth.tls is ignored: auth.mode is none")
-    elif has_tls:
+    elif has_tls and mode is not None:
         done.notes.append("auth.mode is ignored: the ports have TLS when auth.tls has files")
         _know_brokers(done)
     if mode == "tlswithjwt":

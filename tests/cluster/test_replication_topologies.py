@@ -11,7 +11,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -249,8 +249,8 @@ class Troubled(ClientStream):
     left: ClassVar = 0
     _guard = threading.Lock()
 
-    def __init__(self, call: Any, target: str, waiting: WatchedCall) -> None:
-        super().__init__(call, target, waiting)
+    def __init__(self, call: Any, target: str, waiting: WatchedCall, accepted: Callable[[], None]) -> None:
+        super().__init__(call, target, waiting, accepted)
         self._held: Any = None
 
     async def write(self, request: Any) -> None:

@@ -113,7 +113,9 @@ async def test_certificates_are_replaced(tmp_path: Path, monkeypatch: pytest.Mon
         key.write_bytes(pair[1].read_bytes())
 
     put([old], issued)
-    auth = Auth.model_validate({"tls": {"ca_file": ca, "cert_file": cert, "key_file": key}})
+    files = {"ca_file": ca, "cert_file": cert, "key_file": key}
+    admins = old.issue("admins", uris=URIS).auth(old.path).super_admins
+    auth = Auth.model_validate({"tls": files, "super_admins": admins})
     both = tmp_path / "both.pem"
     both.write_bytes(old.path.read_bytes() + new.path.read_bytes())
     old_user, new_user = old.issue("user", uris=URIS), new.issue("user", uris=URIS)

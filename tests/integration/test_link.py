@@ -195,7 +195,7 @@ def test_certificates_are_shown(tmp_path: Path) -> None:
     files = {"ca": auth.tls.ca_file, "cert": auth.tls.cert_file, "key": auth.tls.key_file}
     with Standalone(tmp_path, auth) as broker:
         shown = {name: str(path) for name, path in files.items()}
-        link = ClusterClient.of(ClusterAccess(broker.url, token="secret", timeout_s=60, **shown))
+        link = ClusterClient.of(ClusterAccess(broker.url, timeout_s=60, **shown))
         (name,) = link.partitions("/default/orders", create=True).names
         assert link.publish(name, batches(2)) == 2 * ROWS
         assert numbers(link.read(name, 0, 2 * ROWS)) == list(range(2 * ROWS))

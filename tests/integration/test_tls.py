@@ -48,7 +48,8 @@ async def test_clients_need_no_certificate_where_none_is_asked_for(tmp_path: Pat
     auth = make_certificates(tmp_path / "certificates")
     assert auth.tls is not None
     files = auth.tls.model_copy(update={"client_certificates": mode})
-    async with Cluster(1, tmp_path, auth=Auth(tls=files)) as cluster:
+    open_to_all = Auth(tls=files, anonymous=True, super_admins=("anonymous:anonymous",))
+    async with Cluster(1, tmp_path, auth=open_to_all) as cluster:
         await cluster.init()
         (broker,) = cluster.brokers
         channel = grpc.aio.secure_channel(

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from sava.config import Auth, TlsSettings
+from sava.security.certificates import read_certificate
 
 CLUSTERS = ("test", "sava", "east", "west")
 HOSTS = ("127.0.0.1", "localhost")
@@ -29,7 +30,12 @@ class Issued(NamedTuple):
     key: Path
 
     def auth(self, ca: Path, **more: object) -> Auth:
-        return Auth(tls=TlsSettings(cert_file=self.cert, key_file=self.key, ca_file=ca, **more))  # type: ignore[arg-type]
+        """Of a broker that shows it. Tests call brokers with the brokers' own certificate: whom it names may
+        do everything."""
+        tls = TlsSettings(cert_file=self.cert, key_file=self.key, ca_file=ca, **more)  # type: ignore[arg-type]
+        named = read_certificate(self.cert.read_bytes()).identities
+        admins = dict.fromkeys(f"{each.kind}:{each.name}" for each in named) or ("user:root",)
+        return Auth(tls=tls, super_admins=tuple(admins))
 
 
 def _name(text: str) -> x509.Name:

@@ -43,7 +43,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from sava.errors import RetryableError, SavaError
+from sava.errors import Outcome, RetryableError, SavaError
 from sava.records import Header, RecordBatch
 from sava.storage.errors import ObjectStoreUnavailable, SegmentCorrupt
 from sava.storage.journal_index import BATCH, Span
@@ -147,6 +147,8 @@ def telling(headers: Sequence[Header]) -> list[Header]:
 
 class LeftToBroker(SavaError):
     """The child could not write this range, for a reason that the broker finds out by writing it itself."""
+
+    outcome = Outcome.NOT_DONE
 
 
 # -- in the broker ---------------------------------------------------------------------------------
