@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import msgspec
@@ -289,12 +289,20 @@ class Drains:
             changed = drain.changed
             if drain.over == "deposed":
                 raise NotController
-            status = drain.status(self._mode_of(drain))
+            status = self._status_of(drain)
             if status == last:
                 await changed.wait()
             else:
                 yield status
                 last = status
+
+    def _status_of(self, drain: Drain) -> DrainStatus:
+        status = drain.status(self._mode_of(drain))
+        is_empty = not self._view.counts().get(drain.broker)
+        if is_empty and status.mode is Mode.DRAINING and not drain.over:
+            # It is done when its mode says so, which is written next.
+            return replace(status, is_done=False)
+        return status
 
     def _mode_of(self, drain: Drain) -> Mode:
         return self._view.mode(drain.broker).mode

@@ -157,7 +157,9 @@ async def test_a_source_that_gives_the_same_again_ends_the_producer(guarded: Mem
         await refused(producer)
         with pytest.raises(Unauthenticated):
             await producer.send(b"z")
-    assert guarded.shown == ["first", "first"]  # no broker was bothered with it again
+    # Once for each stream that was open or opened when it expired, and not again and again.
+    assert set(guarded.shown) == {"first"}
+    assert 2 <= len(guarded.shown) <= 3
 
 
 async def test_a_source_of_ever_new_tokens_gets_one_more_attempt(guarded: MemoryBroker) -> None:

@@ -249,6 +249,7 @@ class TargetStream:
             async with asyncio.timeout_at(until):
                 return await work
         except TimeoutError:
+            work.close()  # it has not begun, if the time was up before
             raise Unavailable(
                 f"{self.topic}: the target has not {what} within {loop.time() - began:.1f} s"
             ) from None
