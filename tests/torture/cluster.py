@@ -545,6 +545,7 @@ def _settings(auth: Auth) -> dict[str, Any]:
         "cluster_name": "east",
         "auth": auth.model_dump(mode="json"),
         "storage": {"upload_interval_seconds": 5},
+        "replication": {"secrets_dir": str(auth.tls.ca_file.parent)} if auth.tls is not None else {},
         "meta_store": {"snapshot_threshold": SNAPSHOT_THRESHOLD},
         "load_manager": {
             "load_report_interval_seconds": 5,
