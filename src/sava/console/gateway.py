@@ -61,7 +61,7 @@ _MISSING: Final = ("_unknown", "_not_found", "not_found")
 
 LIST_TOPICS: Final = ApiRoute("GET", "/v1/topics", "sava.admin.Topics/ListTopics")
 LIST_BROKERS: Final = ApiRoute("GET", "/v1/brokers", "sava.admin.Brokers/ListBrokers")
-LISTED_S: Final = 2.0
+LISTED_S: Final = 1.0
 MAX_LISTED: Final = 64
 MAX_PAGE: Final = 1_000
 

@@ -200,10 +200,10 @@ class BrokersService(rpc.BrokersServicer):
         if partitions == [name]:
             await self._topics.get(name)  # raises NotOwner: its owner has the history
             return as_message(self._history.of_topic(name))
-        asked = await asyncio.gather(
-            *(self._history_of_partition(each, timeout) for each in partitions), return_exceptions=True
+        # A partition that is not heard of fails the call: a sum without it would look like less traffic.
+        return _added(
+            await asyncio.gather(*(self._history_of_partition(each, timeout) for each in partitions))
         )
-        return _added(each for each in asked if isinstance(each, list))
 
     async def _history_of_partition(self, name: TopicName, timeout: float) -> list[Sample]:
         if name in self._topics.loaded:
